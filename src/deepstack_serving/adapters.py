@@ -1,0 +1,149 @@
+"""What the four model.py files hand their Triton callbacks to: one class per kind of model.
+
+Configurations are completed from the checkpoint and the split, so a stage declares exactly the tensors that it takes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from deepstack_serving import triton_bridge as bridge
+from deepstack_serving.checkpoint import Checkpoint, open_checkpoint
+from deepstack_serving.engine.orchestrator import Orchestrator
+from deepstack_serving.errors import SettingsError
+from deepstack_serving.injection import StagePlan, plan_stages
+from deepstack_serving.settings import Settings, load_settings
+from deepstack_serving.stages.language import LanguageStage
+from deepstack_serving.stages.vision import VisionStage
+from deepstack_serving.wire import IMAGE, language_interface, vision_interface
+
+METRICS_INTERVAL_S = 0.2
+METRICS = {
+    "deepstack_active_requests": "Requests whose client still waits for its final response",
+    "deepstack_waiting_requests": "Requests that wait for KV blocks",
+    "deepstack_running_requests": "Requests that hold KV blocks",
+    "deepstack_kv_blocks_free": "KV blocks that no request holds",
+    "deepstack_kv_blocks_total": "KV blocks of each language stage",
+    "deepstack_prompt_tokens_total": "Prompt tokens computed since the start",
+    "deepstack_generated_tokens_total": "Tokens generated since the start",
+    "deepstack_engine_steps_total": "Steps of the engine since the start",
+}
+COUNTERS = frozenset(name for name in METRICS if name.endswith("_tokens_total") or name.endswith("_steps_total"))
+
+
+class VisionModel:
+    """vision_encoder."""
+
+    @staticmethod
+    def declare(config: Any) -> Any:
+        return bridge.declare(config, vision_interface(_checkpoint(load_settings()).contract))
+
+    def __init__(self) -> None:
+        settings = load_settings()
+        self._stage = VisionStage(settings, _checkpoint(settings))
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        return bridge.answer(requests, self._run)
+
+    def _run(self, inputs: Mapping[str, Any], wanted: Sequence[str]) -> Mapping[str, torch.Tensor]:
+        return self._stage.run(inputs[IMAGE.name], wanted)
+
+    def close(self) -> None:
+        self._stage.close()
+
+
+class LanguageModel:
+    """A language stage; its place among the stages is in its config.pbtxt."""
+
+    @staticmethod
+    def declare(config: Any) -> Any:
+        parameters = {name: value["string_value"] for name, value in config.as_dict()["parameters"].items()}
+        settings, place = load_settings(), StagePlace.parse(parameters)
+        checkpoint = _checkpoint(settings)
+        plan = place.plans(settings, checkpoint)[place.index]
+        return bridge.declare(config, language_interface(checkpoint.contract, plan))
+
+    def __init__(self, model_config: str) -> None:
+        settings, place = load_settings(), StagePlace.parse(bridge.parameters_of(model_config))
+        checkpoint = _checkpoint(settings)
+        self._stage = LanguageStage(settings, checkpoint, place.plans(settings, checkpoint), place.names, place.index)
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        return bridge.answer(requests, self._stage.run)
+
+
+class OrchestratorModel:
+    """orchestrator: decoupled; `execute` only validates and enqueues."""
+
+    def __init__(self, model_config: str) -> None:
+        names = _stage_names(bridge.parameters_of(model_config))
+        self._orchestrator = Orchestrator(load_settings(), bridge.TritonStagePort(), names)
+        self._gauges = bridge.Gauges(METRICS, COUNTERS)
+        self._closing = threading.Event()
+        self._reporter = threading.Thread(target=self._report, name="metrics", daemon=True)
+        self._orchestrator.start()
+        self._reporter.start()
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        for request in requests:
+            bridge.serve(request, self._orchestrator.submit)
+
+    def is_ready(self) -> bool:
+        return self._orchestrator.is_healthy
+
+    def close(self) -> None:
+        self._closing.set()
+        self._orchestrator.close()
+        self._reporter.join()
+
+    def _report(self) -> None:
+        while not self._closing.wait(METRICS_INTERVAL_S):
+            self._gauges.set(self._values())
+
+    def _values(self) -> dict[str, float]:
+        engine = self._orchestrator.engine
+        scheduler, stats = engine.scheduler, engine.stats
+        return {
+            "deepstack_active_requests": engine.outputs.active,
+            "deepstack_waiting_requests": len(scheduler.waiting),
+            "deepstack_running_requests": len(scheduler.running),
+            "deepstack_kv_blocks_free": scheduler.allocator.free,
+            "deepstack_kv_blocks_total": scheduler.allocator.total,
+            "deepstack_prompt_tokens_total": stats.prompt_tokens,
+            "deepstack_generated_tokens_total": stats.generated_tokens,
+            "deepstack_engine_steps_total": stats.steps,
+        }
+
+
+@dataclass(frozen=True)
+class StagePlace:
+    """Which of the language stages a model is: parameters `language_stages` (names in order) and `language_stage`."""
+
+    names: tuple[str, ...]
+    index: int
+
+    @staticmethod
+    def parse(parameters: Mapping[str, str]) -> StagePlace:
+        names, name = _stage_names(parameters), parameters.get("language_stage", "")
+        if name not in names:
+            raise SettingsError(f"config.pbtxt: parameter 'language_stage' is {name!r}; allowed: one of {', '.join(names)}")
+        return StagePlace(names, names.index(name))
+
+    def plans(self, settings: Settings, checkpoint: Checkpoint) -> tuple[StagePlan, ...]:
+        return plan_stages(checkpoint.layer_count, len(self.names), settings.split_points, checkpoint.deepstack_layers)
+
+
+def _stage_names(parameters: Mapping[str, str]) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in parameters.get("language_stages", "").split(",") if name.strip())
+    if not names or len(set(names)) != len(names):
+        raise SettingsError("config.pbtxt: parameter 'language_stages' must list the language models, each once, in order")
+    return names
+
+
+def _checkpoint(settings: Settings) -> Checkpoint:
+    return open_checkpoint(settings.checkpoint, settings.dtype)

@@ -1,0 +1,89 @@
+"""One request as the orchestrator accepted it, and the parsing that gets it there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from deepstack_serving.engine.sampling_parameters import SamplingParameters, parse_sampling
+from deepstack_serving.errors import InvalidRequestError
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """Which outputs a client asked for, and whether it wants them piece by piece."""
+
+    stream: bool = False
+    echo_input: bool = False
+    finish_reason: bool = False
+    cumulative_logprob: bool = False
+    logprobs: bool = False
+    num_input_tokens: bool = False
+    num_output_tokens: bool = False
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """`text` None means that `messages` was sent; `images` are the elements of the input, undecoded."""
+
+    text: str | None
+    messages: str | None
+    images: tuple[bytes, ...]
+    raw_prompt: bool
+    sampling: SamplingParameters
+    output: OutputOptions = field(default_factory=OutputOptions)
+
+
+def parse_request(
+    inputs: Mapping[str, list[Any]], parameters: Mapping[str, Any], defaults: SamplingParameters
+) -> GenerationRequest:
+    """From the input tensors' elements, by name; inputs that were not sent are not in the mapping.
+
+    Raises InvalidRequestError naming the input.
+    """
+    text, messages = _text(inputs, "text_input"), _text(inputs, "messages")
+    if (text is None) == (messages is None):
+        raise InvalidRequestError("send exactly one of 'text_input' and 'messages'")
+    raw_prompt = _flag(inputs, "raw_prompt")
+    if raw_prompt and text is None:
+        raise InvalidRequestError("'raw_prompt' goes with 'text_input', not with 'messages'")
+    sampling = parse_sampling(_text(inputs, "sampling_parameters"), parameters, defaults)
+    output = _output_options(inputs, sampling)
+    if output.echo_input and text is None:
+        raise InvalidRequestError("'exclude_input_in_output' = false goes with 'text_input', not with 'messages'")
+    return GenerationRequest(text, messages, tuple(inputs.get("image", ())), raw_prompt, sampling, output)
+
+
+def _output_options(inputs: Mapping[str, list[Any]], sampling: SamplingParameters) -> OutputOptions:
+    stream, echo = _flag(inputs, "stream"), not _flag(inputs, "exclude_input_in_output", default=True)
+    if stream and echo:
+        raise InvalidRequestError("'exclude_input_in_output' = false does not go with 'stream' = true")
+    names = ("finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens")
+    wanted = {name: _flag(inputs, f"return_{name}") for name in names}
+    wanted["logprobs"] = wanted["logprobs"] or sampling.logprobs > 0
+    return OutputOptions(stream, echo, **wanted)
+
+
+def _single(inputs: Mapping[str, list[Any]], name: str) -> Any:
+    values = inputs.get(name)
+    if not values:
+        return None
+    if len(values) != 1:
+        raise InvalidRequestError(f"the input {name!r} must hold one element, got {len(values)}")
+    return values[0]
+
+
+def _text(inputs: Mapping[str, list[Any]], name: str) -> str | None:
+    value = _single(inputs, name)
+    if value is None or isinstance(value, str):
+        return value
+    try:
+        return bytes(value).decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"the input {name!r} is not UTF-8 text: {error}") from error
+
+
+def _flag(inputs: Mapping[str, list[Any]], name: str, default: bool = False) -> bool:
+    value = _single(inputs, name)
+    return default if value is None else bool(value)

@@ -1,0 +1,69 @@
+"""The state of one accepted request. Owned by the engine thread from `submit` to its end; nobody else writes to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+import numpy as np
+import numpy.typing as npt
+
+from deepstack_serving.engine.ports import Handle, ReplyPort
+from deepstack_serving.engine.request import GenerationRequest
+from deepstack_serving.families.base import Positions
+from deepstack_serving.prompt.placeholders import Prompt
+
+
+class Status(Enum):
+    """WAITING for blocks, ENCODING its images, RUNNING (prefill, then decode), FINISHED."""
+
+    WAITING = auto()
+    ENCODING = auto()
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+@dataclass(frozen=True)
+class Features:
+    """A request's encoded images: named tensors of the same number of rows, and the rotary positions they give."""
+
+    tensors: Mapping[str, Handle]
+    rows: int
+    positions: Positions
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One request on its way. `computed` tokens have their keys and values in every stage's pool."""
+
+    request: GenerationRequest
+    prompt: Prompt
+    files: tuple[bytes, ...]
+    reply: ReplyPort
+    deadline_s: float
+    status: Status = Status.WAITING
+    blocks: list[int] = field(default_factory=list)
+    block_table: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    computed: int = 0
+    output_ids: list[int] = field(default_factory=list)
+    features: Features | None = None
+    positions: Positions | None = None
+
+    @property
+    def max_tokens(self) -> int:
+        return self.request.sampling.max_tokens or 1
+
+    @property
+    def total_tokens(self) -> int:
+        """The most tokens that this request can come to."""
+        return self.prompt.length + self.max_tokens
+
+    @property
+    def in_prefill(self) -> bool:
+        return self.computed < self.prompt.length
+
+    @property
+    def next_id(self) -> int:
+        """The token that the next decode step takes in."""
+        return self.output_ids[-1]

@@ -1,0 +1,117 @@
+"""What the serving code needs to know about a model family. One file per family implements it; nothing else names one.
+
+Model code is transformers' own: a family says which of its modules a stage keeps and which public methods to call.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL.Image import Image
+from torch import nn
+
+from deepstack_serving.errors import WireError
+from deepstack_serving.injection import InjectionPoint
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class VisionFeatures:
+    """Features of some images, rows packed in image order.
+
+    `image_embeds` is [rows, width] or None where the family has none; `deepstack` maps a decoder layer to [rows, width].
+    """
+
+    image_embeds: torch.Tensor | None
+    deepstack: Mapping[int, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Rotary positions of a prompt, [axes, tokens], and what to add to the index of each later token."""
+
+    prompt: Int64Array
+    delta: int
+
+
+class ImageProcessing(ABC):
+    """Turns decoded images into the encoder's inputs, and says beforehand how many tokens an image takes."""
+
+    @abstractmethod
+    def token_count(self, width: int, height: int) -> int:
+        """Language tokens of an image of this size. Raises InvalidRequestError for a size that cannot be encoded."""
+
+    @abstractmethod
+    def token_counts(self, inputs: Mapping[str, torch.Tensor]) -> list[int]:
+        """Language tokens of each image in what `prepare` returned."""
+
+    @abstractmethod
+    def prepare(self, images: Sequence[Image]) -> dict[str, torch.Tensor]:
+        """Pixel values and grids of RGB images, as the family's `encode` takes them."""
+
+
+class Family(ABC):
+    """The differences between model families, as data and a few calls into transformers."""
+
+    model_type: ClassVar[str]
+    injection: ClassVar[InjectionPoint]
+    has_image_embeds: ClassVar[bool]
+    position_axes: ClassVar[int]
+    vision_modules: ClassVar[tuple[str, ...]]
+    text_module: ClassVar[str] = "language_model"
+
+    @abstractmethod
+    def deepstack_layers(self, config: Any) -> tuple[int, ...]:
+        """The decoder layers that receive features, as the checkpoint's config states them, duplicates included."""
+
+    @abstractmethod
+    def check_config(self, config: Any) -> None:
+        """Raises CheckpointError when entries of the config contradict each other."""
+
+    @abstractmethod
+    def image_token_id(self, config: Any) -> int:
+        """The id of the placeholder token that each image row takes in a prompt."""
+
+    @abstractmethod
+    def image_processing(self, checkpoint: Path) -> ImageProcessing:
+        """The checkpoint's image processing, on PIL and numpy whatever else is installed."""
+
+    @abstractmethod
+    def encode(self, model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> VisionFeatures:
+        """Run the vision modules of a vision stage."""
+
+    @abstractmethod
+    def positions(self, config: Any, input_ids: Int64Array, image_grid_thw: Int64Array) -> Positions:
+        """Rotary positions of a whole prompt with its placeholders expanded; image_grid_thw is [images, 3]."""
+
+    def text_model(self, model: nn.Module) -> Any:
+        """The language model (embedding, layers, norm) inside the loaded class."""
+        return getattr(cast(Any, model).model, self.text_module)
+
+    def embed(self, model: nn.Module, input_ids: torch.Tensor) -> torch.Tensor:
+        """Token embeddings [tokens, width], before any image row is replaced."""
+        return cast(torch.Tensor, self.text_model(model).embed_tokens(input_ids))
+
+    def replace_image_rows(
+        self, hidden: torch.Tensor, rows: torch.Tensor, image_embeds: torch.Tensor | None, sources: torch.Tensor
+    ) -> torch.Tensor:
+        """hidden [tokens, width] with image_embeds[sources] at `rows`; both row tensors are [image tokens]."""
+        if image_embeds is None:
+            raise WireError("tensor 'image_embeds' is missing: this family replaces the placeholder embeddings")
+        return hidden.index_copy(0, rows, image_embeds.index_select(0, sources))
+
+    def logits(self, model: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [rows, vocabulary] of final hidden states [rows, width]."""
+        return cast(torch.Tensor, cast(Any, model).lm_head(self.text_model(model).norm(hidden)))
+
+    def rotary(self, model: nn.Module, hidden: torch.Tensor, position_ids: torch.Tensor) -> Any:
+        """What each decoder layer takes as `position_embeddings`; hidden [1, tokens, width], positions [axes, 1, tokens]."""
+        return self.text_model(model).rotary_emb(hidden, position_ids)

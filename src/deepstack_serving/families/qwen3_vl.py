@@ -1,0 +1,126 @@
+"""Qwen3-VL (dense): features are added after the first decoder layers, M-RoPE positions, embeddings replaced."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import numpy as np
+import torch
+from PIL.Image import Image
+from torch import nn
+from transformers import AutoModel
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
+
+from deepstack_serving.errors import CheckpointError, InvalidRequestError
+from deepstack_serving.families.base import Family, ImageProcessing, Int64Array, Positions, VisionFeatures
+from deepstack_serving.injection import InjectionPoint
+
+
+class GridImageProcessing(ImageProcessing):
+    """Images resized to a grid of patches; merge_size squared patches make one language token."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        # The PIL backend gives the same pixels on every machine; transformers would pick torchvision where it is found.
+        self._processor = AutoImageProcessor.from_pretrained(checkpoint, backend="pil")
+        self._merge = int(self._processor.merge_size) ** 2
+
+    def token_count(self, width: int, height: int) -> int:
+        try:
+            patches = self._processor.get_number_of_image_patches(height, width)
+        except ValueError as error:
+            raise InvalidRequestError(f"an image of {width}x{height} pixels cannot be encoded: {error}") from error
+        tokens = int(patches) // self._merge
+        if tokens == 0:
+            raise InvalidRequestError(f"an image of {width}x{height} pixels is too small: it would give no image token")
+        return tokens
+
+    def prepare(self, images: Sequence[Image]) -> dict[str, torch.Tensor]:
+        return dict(self._processor(images=list(images), return_tensors="pt"))
+
+    def token_counts(self, inputs: Mapping[str, torch.Tensor]) -> list[int]:
+        return [int(count) // self._merge for count in inputs["image_grid_thw"].prod(-1)]
+
+
+class Qwen3VL(Family):
+    """Features of vision level i belong to decoder layer i and are added after it."""
+
+    model_type = "qwen3_vl"
+    injection = InjectionPoint.AFTER_LAYER
+    has_image_embeds: ClassVar[bool] = True
+    position_axes = 3
+    vision_modules = ("visual",)
+
+    def deepstack_layers(self, config: Any) -> tuple[int, ...]:
+        return tuple(range(len(config.vision_config.deepstack_visual_indexes)))
+
+    def check_config(self, config: Any) -> None:
+        vision, text = config.vision_config, config.text_config
+        indexes = list(vision.deepstack_visual_indexes)
+        if len(set(indexes)) != len(indexes) or any(not 0 <= index < vision.depth for index in indexes):
+            raise CheckpointError(
+                f"vision_config.deepstack_visual_indexes is {indexes}; they must be distinct and below the vision "
+                f"depth {vision.depth}"
+            )
+        if vision.out_hidden_size != text.hidden_size:
+            raise CheckpointError(
+                f"vision_config.out_hidden_size is {vision.out_hidden_size}, but text_config.hidden_size is "
+                f"{text.hidden_size}"
+            )
+
+    def image_token_id(self, config: Any) -> int:
+        return int(config.image_token_id)
+
+    def image_processing(self, checkpoint: Path) -> ImageProcessing:
+        return GridImageProcessing(checkpoint)
+
+    def encode(self, model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> VisionFeatures:
+        output = cast(Any, model).model.get_image_features(
+            inputs["pixel_values"], inputs["image_grid_thw"], return_dict=True
+        )
+        levels = {layer: _rows(features) for layer, features in enumerate(output.deepstack_features)}
+        return VisionFeatures(_rows(output.pooler_output), levels)
+
+    def positions(self, config: Any, input_ids: Int64Array, image_grid_thw: Int64Array) -> Positions:
+        ids = torch.from_numpy(input_ids)[None]
+        if len(image_grid_thw) == 0:
+            return Positions(np.broadcast_to(np.arange(len(input_ids)), (3, len(input_ids))), 0)
+        positions, delta = _skeleton(_Frozen(config)).get_rope_index(
+            ids,
+            mm_token_type_ids=(ids == config.image_token_id).int(),
+            image_grid_thw=torch.from_numpy(image_grid_thw),
+        )
+        return Positions(positions[:, 0].numpy(), int(delta[0]))
+
+
+def _rows(features: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
+    """transformers 5.17 returns one tensor per level, later ones a tuple with one per image."""
+    return features if isinstance(features, torch.Tensor) else torch.cat(list(features), 0)
+
+
+class _Frozen:
+    """A hashable handle of a config object, so that its skeleton is built once."""
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    def __hash__(self) -> int:
+        return id(self.config)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Frozen) and other.config is self.config
+
+
+@lru_cache(maxsize=4)
+def _skeleton(frozen: _Frozen) -> Any:
+    """The model class without layers and weights: `get_rope_index` is a method that needs only the config."""
+    config = copy.deepcopy(frozen.config)
+    config.text_config.num_hidden_layers = 0
+    config.text_config.layer_types = []
+    config.vision_config.depth = 0
+    config.vision_config.deepstack_visual_indexes = []
+    with torch.device("meta"):
+        return AutoModel.from_config(config)

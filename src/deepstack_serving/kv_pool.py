@@ -1,0 +1,57 @@
+"""The keys and values of one language stage's own layers, in blocks that the orchestrator hands out by number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from deepstack_serving.errors import SettingsError
+
+
+@dataclass(frozen=True)
+class KVShape:
+    """What one token's keys (or values) take in one layer."""
+
+    heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_token_and_layer(self) -> int:
+        return 2 * self.heads * self.head_dim * self.dtype.itemsize
+
+
+class KVPool:
+    """Two tensors [layers, blocks, block_size, heads, head_dim]. Which block belongs to whom is the orchestrator's to know."""
+
+    def __init__(self, first_layer: int, layers: int, blocks: int, block_size: int, shape: KVShape, device: str) -> None:
+        self.first_layer = first_layer
+        self.blocks = blocks
+        self.block_size = block_size
+        size = (layers, blocks, block_size, shape.heads, shape.head_dim)
+        try:
+            self.keys = torch.zeros(size, dtype=shape.dtype, device=device)
+            self.values = torch.zeros_like(self.keys)
+        except RuntimeError as error:  # torch.OutOfMemoryError is one
+            wanted = blocks * block_size * layers * shape.bytes_per_token_and_layer
+            raise SettingsError(
+                f"a KV pool of {blocks} blocks ({wanted / 2**20:.0f} MiB) does not fit on {device}; lower "
+                f"'kv_pool_tokens' or 'kv_memory_fraction'"
+            ) from error
+
+    def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of a decoder layer by its number in the checkpoint, each [blocks, block_size, heads, head_dim]."""
+        return self.keys[layer - self.first_layer], self.values[layer - self.first_layer]
+
+
+def kv_shape(text_config: Any, dtype: torch.dtype) -> KVShape:
+    """The KV shape of a transformers text config."""
+    head_dim = getattr(text_config, "head_dim", None) or text_config.hidden_size // text_config.num_attention_heads
+    return KVShape(int(text_config.num_key_value_heads), int(head_dim), dtype)
+
+
+def blocks_for_memory(memory_bytes: float, layers: int, block_size: int, shape: KVShape) -> int:
+    """How many blocks fit in the memory, when this many layers in all keep their share on the device."""
+    return int(memory_bytes // (max(layers, 1) * shape.bytes_per_token_and_layer * block_size))

@@ -1,0 +1,47 @@
+"""Expand image placeholders: the one placeholder token of each image becomes as many as the image has feature rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from deepstack_serving.errors import InvalidRequestError
+from deepstack_serving.families.base import Int64Array
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids [tokens] with placeholders expanded, and the rows [image tokens] that image features belong to, in order."""
+
+    input_ids: Int64Array
+    image_rows: Int64Array
+    image_tokens: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        return len(self.input_ids)
+
+
+def text_positions(prompt: Prompt, axes: int) -> Int64Array:
+    """Rotary positions [axes, tokens] of a prompt without images: all axes count the tokens."""
+    return np.broadcast_to(np.arange(prompt.length), (axes, prompt.length))
+
+
+def expand_placeholders(token_ids: Sequence[int], image_token_id: int, image_tokens: Sequence[int]) -> Prompt:
+    """Raises InvalidRequestError when placeholders and images are not the same number, or placeholders touch."""
+    ids = np.asarray(token_ids, dtype=np.int64)
+    places = np.flatnonzero(ids == image_token_id)
+    if len(places) != len(image_tokens):
+        raise InvalidRequestError(
+            f"the prompt has {len(places)} image placeholders for {len(image_tokens)} images; they must be the same number"
+        )
+    if len(ids) == 0:
+        raise InvalidRequestError("the prompt is empty")
+    if bool((np.diff(places) == 1).any()):
+        raise InvalidRequestError("two image placeholders touch each other; put text or the end-of-image token between")
+    repeats = np.ones(len(ids), dtype=np.int64)
+    repeats[places] = image_tokens
+    expanded = np.repeat(ids, repeats)
+    return Prompt(expanded, np.flatnonzero(expanded == image_token_id), tuple(image_tokens))

@@ -1,0 +1,75 @@
+"""The checkpoint's tokenizer and chat template, with one rule added: text that a user typed never becomes a special token.
+
+A special token's literal in user text (a placeholder, an end-of-turn mark) is data. It is hidden behind a mark while the
+template is rendered, and tokenised on its own, split, where the mark stands. Texts without such literals are tokenised
+exactly as transformers does.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from pathlib import Path
+from typing import Any, cast
+
+import jinja2
+from transformers import AutoTokenizer
+
+from deepstack_serving.errors import CheckpointError, InvalidRequestError
+from deepstack_serving.prompt.messages import Conversation
+
+
+class PromptTokenizer:
+    """Not thread-safe for encoding: the tokenizers library switches special-token splitting by a shared flag."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        try:
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{checkpoint}: the tokenizer cannot be read: {error}") from error
+        literals = {token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special}
+        self._literal = re.compile("|".join(map(re.escape, sorted(literals, key=len, reverse=True))) or "(?!)")
+
+    def encode_raw(self, text: str) -> list[int]:
+        """Token ids of a text as it stands; literals of special tokens are special tokens."""
+        return cast(list[int], self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def encode_chat(self, conversation: Conversation) -> list[int]:
+        """Token ids of the rendered conversation, with the generation prompt."""
+        mark = f"\ue000{secrets.token_hex(8)}\ue001"
+        hidden: list[str] = []
+        rendered = self._render(_map_texts(conversation, lambda text: self._hide(text, mark, hidden)))
+        pieces = rendered.split(mark)
+        if len(pieces) != len(hidden) + 1:
+            raise InvalidRequestError("the chat template repeats or drops a message that holds special-token text")
+        ids = self.encode_raw(pieces[0])
+        for literal, piece in zip(hidden, pieces[1:], strict=True):
+            ids += self._encode_as_text(literal)
+            ids += self.encode_raw(piece)
+        return ids
+
+    def _hide(self, text: str, mark: str, hidden: list[str]) -> str:
+        hidden += self._literal.findall(text)
+        return self._literal.sub(lambda _: mark, text)
+
+    def _encode_as_text(self, literal: str) -> list[int]:
+        ids = self.tokenizer(literal, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        return cast(list[int], ids)
+
+    def _render(self, conversation: Conversation) -> str:
+        if not self.tokenizer.chat_template:
+            raise InvalidRequestError("this checkpoint has no chat template; send the finished prompt with 'raw_prompt'")
+        try:
+            rendered = self.tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+            raise InvalidRequestError(f"the chat template refuses the messages: {error}") from error
+        return cast(str, rendered)
+
+
+def _map_texts(conversation: Conversation, change: Any) -> Conversation:
+    def content(value: Any) -> Any:
+        if isinstance(value, str):
+            return change(value)
+        return [{**part, "text": change(part["text"])} if part["type"] == "text" else part for part in value]
+
+    return [{**message, "content": content(message["content"])} for message in conversation]

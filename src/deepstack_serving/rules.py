@@ -1,0 +1,66 @@
+"""Rules for single values that come from outside: how a value is read, and what a refusal says is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`parse` returns the value or raises ValueError; `allowed` is the end of a sentence that says what fits."""
+
+    parse: Callable[[Any], Any]
+    allowed: str
+
+
+def integer(minimum: int, maximum: int) -> Rule:
+    """A whole number, or its text."""
+
+    def parse(value: Any) -> int:
+        number = int(value) if isinstance(value, str) else value
+        if isinstance(number, float) and number.is_integer():
+            number = int(number)
+        if isinstance(number, bool) or not isinstance(number, int) or not minimum <= number <= maximum:
+            raise ValueError(value)
+        return number
+
+    return Rule(parse, f"a whole number from {minimum} to {maximum}")
+
+
+def number(minimum: float, maximum: float, *, exclude_minimum: bool = False) -> Rule:
+    """A number, or its text."""
+
+    def parse(value: Any) -> float:
+        parsed = float(value) if isinstance(value, str) else value
+        if isinstance(parsed, bool) or not isinstance(parsed, int | float) or not minimum <= parsed <= maximum:
+            raise ValueError(value)
+        if exclude_minimum and parsed == minimum:
+            raise ValueError(value)
+        return float(parsed)
+
+    return Rule(parse, f"a number {'above' if exclude_minimum else 'from'} {minimum:g} and up to {maximum:g}")
+
+
+def boolean() -> Rule:
+    """true or false, or their texts."""
+
+    def parse(value: Any) -> bool:
+        text = str(value).lower() if isinstance(value, bool | str) else ""
+        if text not in ("true", "false"):
+            raise ValueError(value)
+        return text == "true"
+
+    return Rule(parse, "true or false")
+
+
+def choice(*values: str) -> Rule:
+    """One of some words."""
+
+    def parse(value: Any) -> str:
+        if value not in values:
+            raise ValueError(value)
+        return str(value)
+
+    return Rule(parse, f"one of {', '.join(values)}")

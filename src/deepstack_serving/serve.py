@@ -1,0 +1,198 @@
+"""The command `deepstack serve`: runs the four models on the embedded server until SIGINT or SIGTERM, then drains."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn, Self, TextIO
+
+from deepstack_serving.embedded import EmbeddedServer, EmbeddedServerError, Ports, Progress, ServerOptions
+from deepstack_serving.errors import DeepstackError
+from deepstack_serving.settings import FILE_VARIABLE, PREFIX, load_settings
+
+MODELS = ("vision_encoder", "language_early", "language_late", "orchestrator")
+_PROBE_TEXT = "Hello"
+_AFTER_IMAGE = '"]}'
+_FOLDER_NAME = "model_repository"
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the `deepstack` command line."""
+    parser = subparsers.add_parser("serve", help="serve a checkpoint on this machine, without a container")
+    parser.add_argument("--checkpoint", type=Path, metavar="DIR", help=f"same as {PREFIX}CHECKPOINT")
+    parser.add_argument(
+        "--model-repository", type=Path, metavar="DIR", help=f"default: ./{_FOLDER_NAME}, or the project's"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    for name, number in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
+        parser.add_argument(
+            f"--{name}-port", type=_port, default=number, metavar="N", help="0: a free one (%(default)s)"
+        )
+    parser.add_argument(
+        "--setting",
+        type=_setting,
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help=f"same as {PREFIX}<KEY>=<VALUE>",
+    )
+    parser.add_argument("--run-directory", type=Path, metavar="DIR", help="keep the server's log here")
+    parser.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help="to become ready (%(default)g)")
+    parser.add_argument("--until-ready-only", action="store_true", help="stop as soon as the server is ready")
+    parser.add_argument("--example-image", default="picture.png", metavar="FILE", help="image in the printed commands")
+    parser.add_argument("--example-question", default="What is in the picture?", metavar="TEXT")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit code 0 after a stop by signal, 1 with one line on standard error when the server cannot run."""
+    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        _serve(arguments)
+    except DeepstackError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return 0
+
+
+def commands_to_paste(http_address: str, grpc_address: str, image: str, question: str) -> str:
+    """Commands that a user can paste into another terminal while the server runs."""
+    endpoint, body = f"http://{http_address}/v2/models/{MODELS[-1]}", request_body_command(image, question)
+    load = json.dumps({"data": [{"text_input": [question], "sampling_parameters": ['{"max_tokens": 32}']}]})
+    return "\n\n".join(
+        (
+            f"deepstack chat {shlex.quote(image)} -p {shlex.quote(question)} --address grpc://{grpc_address}",
+            f"{body} | curl -s {endpoint}/generate -d @-",
+            f"{body} | curl -sN {endpoint}/generate_stream -d @-",
+            f"printf '%s' {shlex.quote(load)} > load.json && perf_analyzer -m {MODELS[-1]} -u {grpc_address} -i grpc "
+            "--streaming --async --input-data load.json --request-count 64 --concurrency-range 4",
+        )
+    )
+
+
+def request_body_command(image: str, question: str) -> str:
+    """A shell command that prints a JSON request. The picture is piped: as an argument it would soon be too long."""
+    sampling = json.dumps({"max_tokens": 64})
+    whole = json.dumps({"text_input": question, "sampling_parameters": sampling, "image": [""]})
+    before, after = whole[: -len(_AFTER_IMAGE)], _AFTER_IMAGE
+    picture = f"base64 -w0 {shlex.quote(image)}"
+    return f"(printf '%s' {shlex.quote(before)}; {picture}; printf '%s' {shlex.quote(after)})"
+
+
+def _serve(arguments: argparse.Namespace) -> None:
+    options = ServerOptions(
+        host=arguments.host,
+        ports=Ports(arguments.http_port, arguments.grpc_port, arguments.metrics_port),
+        run_directory=arguments.run_directory,
+        entry_model=MODELS[-1],
+    )
+    environment = _model_environment(arguments)
+    with EmbeddedServer(_repository(arguments.model_repository), MODELS, environment, options) as server:
+        _write(f"server started as process {server.process_id}, log in {server.log_path}\n")
+        with _Display(sys.stdout) as display:
+            server.wait_until_ready(arguments.timeout, lambda: _probe(server), display.show)
+        _write(_announcement(server, arguments))
+        if not arguments.until_ready_only:
+            _wait_for_signal(server)
+        _write("waiting for running requests, then stopping\n")
+    _write("stopped\n")
+
+
+def _wait_for_signal(server: EmbeddedServer) -> None:
+    try:
+        server.wait()
+    except KeyboardInterrupt:
+        return
+    raise server.ended_error()
+
+
+def _probe(server: EmbeddedServer) -> None:
+    server.ask(_PROBE_TEXT)
+
+
+def _announcement(server: EmbeddedServer, arguments: argparse.Namespace) -> str:
+    commands = commands_to_paste(
+        server.http_address, server.grpc_address, arguments.example_image, arguments.example_question
+    )
+    addresses = f"HTTP {server.http_address}, gRPC {server.grpc_address}, metrics {server.metrics_address}"
+    return f"ready: {addresses}\n\n{commands}\n\nCtrl-C stops the server\n"
+
+
+def _model_environment(arguments: argparse.Namespace) -> dict[str, str]:
+    """The variables that the models read. They are checked here first, where a refusal is seen at once."""
+    chosen = {f"{PREFIX}{key.upper()}": value for key, value in arguments.setting}
+    if arguments.checkpoint is not None:
+        chosen[f"{PREFIX}CHECKPOINT"] = str(arguments.checkpoint)
+    complete = {**os.environ, **chosen}
+    settings = load_settings(complete)
+    # The server's working folder is not the user's: relative paths are resolved while they mean something.
+    chosen[f"{PREFIX}CHECKPOINT"] = str(settings.checkpoint.absolute())
+    if FILE_VARIABLE in complete:
+        chosen[FILE_VARIABLE] = str(Path(complete[FILE_VARIABLE]).absolute())
+    return chosen
+
+
+def _repository(wanted: Path | None) -> Path:
+    candidates = [wanted] if wanted else [Path(_FOLDER_NAME), Path(__file__).parents[2] / _FOLDER_NAME]
+    found = next((folder for folder in candidates if folder.is_dir()), None)
+    if found is None:
+        tried = ", ".join(str(folder) for folder in candidates)
+        raise EmbeddedServerError(f"no model repository at {tried}; name one with --model-repository")
+    return found
+
+
+def _port(text: str) -> int:
+    if not text.isdigit() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to 65535")
+    return int(text)
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    return key, value
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+class _Display:
+    """Says what the start is waiting for: a line that counts seconds on a terminal, else a line per change."""
+
+    def __init__(self, output: TextIO) -> None:
+        self._output = output
+        self._pending: tuple[str, ...] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._output.isatty():
+            self._output.write("\n")
+
+    def show(self, progress: Progress) -> None:
+        text = f"loading {', '.join(progress.pending)}" if progress.pending else "waiting for the first answer"
+        if self._output.isatty():
+            self._output.write(f"\r\033[K{text} ... {progress.elapsed_s:.0f} s")
+        elif progress.pending != self._pending:
+            self._output.write(f"{text} ... {progress.elapsed_s:.0f} s\n")
+        self._pending = progress.pending
+        self._output.flush()
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

@@ -1,0 +1,145 @@
+"""Settings of one deployment, parsed once into a frozen object that every stage and the orchestrator share.
+
+Sources, later ones win: the defaults below, the TOML file that DEEPSTACK_SETTINGS_FILE names, environment variables
+DEEPSTACK_<KEY>. Nothing else in the project reads the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from deepstack_serving.errors import SettingsError
+from deepstack_serving.rules import Rule, choice, integer, number
+
+PREFIX = "DEEPSTACK_"
+FILE_VARIABLE = f"{PREFIX}SETTINGS_FILE"
+_NO_LIMIT = 2**40
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def _device(text: str) -> str:
+    kind, colon, index = text.partition(":")
+    if text in ("auto", "cpu") or (kind == "cuda" and colon and index.isdigit()):
+        return text
+    raise ValueError(text)
+
+
+def _devices(text: str) -> tuple[tuple[str, str], ...]:
+    pairs = [item.partition("=") for item in text.split(",") if item.strip()]
+    if any(not (name.strip() and equals) for name, equals, _ in pairs):
+        raise ValueError(text)
+    return tuple((name.strip(), _device(device.strip())) for name, _, device in pairs)
+
+
+def _split_points(text: str) -> tuple[int, ...] | None:
+    if text == "balanced":
+        return None
+    points = tuple(int(item) for item in text.split(",") if item.strip())
+    if list(points) != sorted(points) or any(point < 0 for point in points):
+        raise ValueError(text)
+    return points
+
+
+def _folder(text: str) -> Path:
+    path = Path(text)
+    if not (path / "config.json").is_file():
+        raise ValueError(text)
+    return path
+
+
+def _setting(rule: Rule, default: Any = MISSING) -> Any:
+    return field(metadata={"rule": rule}) if default is MISSING else field(default=default, metadata={"rule": rule})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One deployment. Sizes are in tokens, bytes or pixels and times in seconds, as the names say."""
+
+    checkpoint: Path = _setting(Rule(_folder, "a folder that holds config.json"))
+    split_points: tuple[int, ...] | None = _setting(
+        Rule(_split_points, "'balanced', or ascending layer numbers separated by commas, one fewer than stages"), None
+    )
+    device: str = _setting(Rule(_device, "auto, cpu or cuda:<index>"), "auto")
+    devices: tuple[tuple[str, str], ...] = _setting(
+        Rule(_devices, "<model name>=<device> pairs separated by commas, device as in DEEPSTACK_DEVICE"), ()
+    )
+    dtype: str = _setting(choice(*DTYPES), "auto")
+    cpu_threads: int = _setting(integer(0, 1024), 0)
+
+    block_size: int = _setting(integer(1, 1024), 16)
+    kv_pool_tokens: int = _setting(integer(0, _NO_LIMIT), 0)
+    kv_memory_fraction: float = _setting(number(0, 1, exclude_minimum=True), 0.5)
+
+    max_context_length: int = _setting(integer(0, _NO_LIMIT), 0)
+    default_max_tokens: int = _setting(integer(1, _NO_LIMIT), 256)
+    max_running_requests: int = _setting(integer(1, 4096), 64)
+    max_waiting_requests: int = _setting(integer(0, 1_000_000), 1024)
+    prefill_token_budget: int = _setting(integer(1, _NO_LIMIT), 4096)
+    request_timeout_s: float = _setting(number(0, 86_400, exclude_minimum=True), 600.0)
+    startup_timeout_s: float = _setting(number(0, 86_400, exclude_minimum=True), 300.0)
+
+    max_images_per_request: int = _setting(integer(0, 1024), 16)
+    max_image_bytes: int = _setting(integer(1, _NO_LIMIT), 32 * 2**20)
+    max_image_pixels: int = _setting(integer(1, _NO_LIMIT), 64_000_000)
+    vision_cache_bytes: int = _setting(integer(0, _NO_LIMIT), 256 * 2**20)
+    decode_threads: int = _setting(integer(1, 256), 4)
+    encoder_threads: int = _setting(integer(1, 64), 2)
+
+    def device_of(self, model_name: str) -> str:
+        """The device that the settings name for one Triton model: 'auto', 'cpu' or 'cuda:<index>'."""
+        return dict(self.devices).get(model_name, self.device)
+
+
+RULES: dict[str, Rule] = {item.name: item.metadata["rule"] for item in fields(Settings)}
+
+
+def parse_settings(values: Mapping[str, str], source: str = "settings") -> Settings:
+    """Settings from lower-case keys and their texts. Raises SettingsError naming the key, the value and what is allowed."""
+    for key in values:
+        if key not in RULES:
+            raise SettingsError(f"unknown setting {key!r} in {source}; known settings: {', '.join(sorted(RULES))}")
+    if "checkpoint" not in values:
+        raise SettingsError(f"setting 'checkpoint' is missing in {source}; set {PREFIX}CHECKPOINT to a checkpoint folder")
+    return Settings(**{key: _parse(key, text, source) for key, text in values.items()})
+
+
+def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
+    """Settings of this process, from the environment and the file that it names."""
+    environment = os.environ if environment is None else environment
+    variables = {name: text for name, text in environment.items() if name.startswith(PREFIX) and name != FILE_VARIABLE}
+    from_environment = {name.removeprefix(PREFIX).lower(): text for name, text in variables.items()}
+    file = environment.get(FILE_VARIABLE)
+    return parse_settings({**(_read_file(Path(file)) if file else {}), **from_environment}, _source(file))
+
+
+def _parse(key: str, text: str, source: str) -> Any:
+    rule = RULES[key]
+    try:
+        return rule.parse(text.strip())
+    except ValueError as error:
+        raise SettingsError(f"setting {key!r} has the value {text!r} in {source}; allowed: {rule.allowed}") from error
+
+
+def _read_file(path: Path) -> dict[str, str]:
+    try:
+        values = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"{FILE_VARIABLE} names {str(path)!r}, which cannot be read as TOML: {error}") from error
+    return {key: _as_text(value) for key, value in values.items()}
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, list):
+        return ",".join(str(item) for item in value)
+    if isinstance(value, dict):
+        return ",".join(f"{name}={item}" for name, item in value.items())
+    return str(value)
+
+
+def _source(file: str | None) -> str:
+    return f"the environment ({PREFIX}*) or {file}" if file else f"the environment ({PREFIX}*)"

@@ -1,0 +1,1 @@
+"""What runs inside a stage process: the vision encoder and one slice of the language model."""

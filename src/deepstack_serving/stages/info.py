@@ -1,0 +1,43 @@
+"""What a stage says of itself, so that the orchestrator can check that all stages belong together."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+
+import torch
+
+from deepstack_serving.wire import STAGE_INFO
+
+
+@dataclass(frozen=True)
+class StageInfo:
+    """Layers [first_layer, end_layer) and KV blocks are 0 for the vision encoder."""
+
+    model: str
+    fingerprint: str
+    dtype: str
+    device: str
+    instance: str  # differs between two loads of the same model: a reloaded stage has an empty KV pool
+    first_layer: int = 0
+    end_layer: int = 0
+    blocks: int = 0
+    block_size: int = 0
+
+    @staticmethod
+    def new_instance() -> str:
+        return secrets.token_hex(8)
+
+    def to_tensor(self) -> torch.Tensor:
+        """[bytes] UINT8, as it crosses to the orchestrator."""
+        return torch.tensor(list(json.dumps(asdict(self)).encode()), dtype=torch.uint8)
+
+    @staticmethod
+    def from_bytes(content: bytes) -> StageInfo:
+        return StageInfo(**json.loads(content))
+
+    def answers(self, outputs: Collection[str]) -> bool:
+        """Whether a call asks for nothing but this."""
+        return set(outputs) == {STAGE_INFO.name}

@@ -1,0 +1,208 @@
+"""The border to Triton, and the only module that knows its Python API: tensors, errors, replies, calls to other models.
+
+Broad excepts stand here and nowhere else: whatever fails, a Triton callback must answer, and an engine must not die of it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import triton_python_backend_utils as pb_utils
+
+from deepstack_serving.engine.ports import Array, Handle, Output
+from deepstack_serving.errors import DeepstackError, ErrorCode, StageError, from_wire
+from deepstack_serving.stages.call import DTYPES
+from deepstack_serving.wire import IMAGE, VISION_ENCODER, ModelInterface, TensorSpec
+
+FINAL = 1  # TRITONSERVER_RESPONSE_COMPLETE_FINAL
+Run = Callable[[dict[str, Any], Sequence[str]], Mapping[str, torch.Tensor]]
+
+
+def declare(config: Any, interface: ModelInterface) -> Any:
+    """Complete a model's configuration with the tensors of its interface."""
+    config.set_max_batch_size(0)
+    for spec in interface.inputs:
+        config.add_input({**_declaration(spec), "optional": spec.optional})
+    for spec in interface.outputs:
+        config.add_output(_declaration(spec))
+    return config
+
+
+def parameters_of(model_config: str) -> dict[str, str]:
+    """The `parameters` of a model's config.pbtxt, from the JSON that Triton passes."""
+    return {name: value["string_value"] for name, value in json.loads(model_config).get("parameters", {}).items()}
+
+
+def answer(requests: Sequence[Any], run: Run) -> list[Any]:
+    """Run each request of a stage and answer it; one that fails gets its error, the others their results."""
+    return [_answer(request, run) for request in requests]
+
+
+def _answer(request: Any, run: Run) -> Any:
+    try:
+        inputs = {tensor.name(): _input_value(tensor) for tensor in request.inputs()}
+        wanted = list(request.requested_output_names())
+        results = run(inputs, wanted)
+        return pb_utils.InferenceResponse([_output_tensor(name, results[name]) for name in wanted if name in results])
+    except Exception as error:
+        return pb_utils.InferenceResponse(output_tensors=[], error=triton_error(error))
+
+
+def triton_error(error: Exception) -> Any:
+    """Any exception as Triton's error. What nobody foresaw is logged with its trace and sent without it."""
+    if not isinstance(error, DeepstackError):
+        pb_utils.Logger.log_error("".join(traceback.format_exception(error)))
+        error = StageError(f"unexpected {type(error).__name__}: {error}")
+    return pb_utils.TritonError(error.to_wire(), getattr(pb_utils.TritonError, ErrorCode(error.code).name))
+
+
+def log_info(text: str) -> None:
+    """A line in the server's log."""
+    pb_utils.Logger.log_info(text)
+
+
+def serve(request: Any, submit: Callable[[dict[str, list[Any]], dict[str, Any], TritonReply], None]) -> None:
+    """Hand a decoupled request over with its reply; whatever fails on the way ends the reply."""
+    reply = TritonReply(request)
+    try:
+        submit(_client_inputs(request), _client_parameters(request), reply)
+    except Exception as error:
+        reply.fail(error)
+
+
+def _client_inputs(request: Any) -> dict[str, list[Any]]:
+    """The elements of a client's input tensors, by name."""
+    return {tensor.name(): tensor.as_numpy().reshape(-1).tolist() for tensor in request.inputs()}
+
+
+def _client_parameters(request: Any) -> dict[str, Any]:
+    """A client's request parameters, without those that Triton reserves for itself."""
+    parameters = json.loads(request.parameters() or "{}")
+    return {name: value for name, value in parameters.items() if not name.startswith("triton_")}
+
+
+class TritonReply:
+    """The reply to one request: exactly one final response, and nothing touches the sender after it.
+
+    Asking the sender whether the request is cancelled after its final response crashes the server, hence the lock.
+    """
+
+    def __init__(self, request: Any) -> None:
+        self._sender = request.get_response_sender()
+        self._lock = threading.Lock()
+        self._done = False
+
+    def send(self, output: Output, *, final: bool) -> None:
+        """One response."""
+        self._respond(lambda: pb_utils.InferenceResponse(_output_tensors(output)), final)
+
+    def fail(self, error: Exception) -> None:
+        """The final response, an error."""
+        self._respond(lambda: pb_utils.InferenceResponse(output_tensors=[], error=triton_error(error)), True)
+
+    def is_cancelled(self) -> bool:
+        """Whether the client is gone; False once the final response is sent."""
+        with self._lock:
+            return not self._done and bool(self._sender.is_cancelled())
+
+    def _respond(self, make: Callable[[], Any], final: bool) -> None:
+        with self._lock:
+            if self._done:
+                return
+            self._done = final
+            try:
+                self._sender.send(make(), flags=FINAL if final else 0)
+            except Exception:
+                pb_utils.Logger.log_error(traceback.format_exc())
+
+
+class TritonStagePort:
+    """Calls to the stages by BLS, from any thread."""
+
+    def call(self, model: str, inputs: Mapping[str, Array | Handle], outputs: Sequence[str]) -> dict[str, Handle]:
+        tensors = [
+            pb_utils.Tensor(name, value) if isinstance(value, np.ndarray) else value for name, value in inputs.items()
+        ]
+        try:
+            request = pb_utils.InferenceRequest(model_name=model, requested_output_names=list(outputs), inputs=tensors)
+            response = request.exec()
+        except Exception as error:
+            raise StageError(f"{model}: {error}") from error
+        if response.has_error():
+            error = from_wire(response.error().message())
+            raise type(error)(f"{model}: {error}")
+        return {tensor.name(): tensor for tensor in response.output_tensors()}
+
+    def call_encoder(self, files: Sequence[bytes], outputs: Sequence[str]) -> dict[str, Handle]:
+        array = np.empty(len(files), dtype=np.object_)
+        array[:] = list(files)
+        return self.call(VISION_ENCODER, {IMAGE.name: array}, outputs)
+
+    def array(self, handle: Handle) -> Array:
+        array: Array = handle.as_numpy()
+        return array
+
+    def empty(self, spec: TensorSpec) -> Handle:
+        return _output_tensor(spec.name, torch.zeros([max(size, 0) for size in spec.shape], dtype=DTYPES[spec.dtype]))
+
+    def join(self, name: str, handles: Sequence[Handle]) -> Handle:
+        if len(handles) == 1:
+            return handles[0]
+        return _output_tensor(name, torch.cat([torch.from_dlpack(handle) for handle in handles]))
+
+
+class Gauges:
+    """Triton metrics by name, in the server's own metrics endpoint."""
+
+    def __init__(self, descriptions: Mapping[str, str], counters: frozenset[str]) -> None:
+        kinds = pb_utils.MetricFamily
+        self._families = {
+            name: kinds(name=name, description=text, kind=kinds.COUNTER if name in counters else kinds.GAUGE)
+            for name, text in descriptions.items()
+        }
+        self._metrics = {name: family.Metric(labels={}) for name, family in self._families.items()}
+        self._counters = dict.fromkeys(counters, 0.0)
+
+    def set(self, values: Mapping[str, float]) -> None:
+        """Set gauges; raise counters to the totals given."""
+        for name, value in values.items():
+            if name in self._counters:
+                self._metrics[name].increment(value - self._counters[name])
+                self._counters[name] = value
+            else:
+                self._metrics[name].set(value)
+
+
+def _declaration(spec: TensorSpec) -> dict[str, Any]:
+    dtype = "STRING" if spec.dtype == "BYTES" else spec.dtype
+    return {"name": spec.name, "data_type": f"TYPE_{dtype}", "dims": list(spec.shape)}
+
+
+def _input_value(tensor: Any) -> Any:
+    """BYTES as a list of bytes, everything else as a torch tensor over the same memory."""
+    if tensor.is_cpu() and tensor.name() == IMAGE.name:
+        return tensor.as_numpy().reshape(-1).tolist()
+    return torch.from_dlpack(tensor)
+
+
+def _output_tensor(name: str, tensor: torch.Tensor) -> Any:
+    return pb_utils.Tensor.from_dlpack(name, tensor.detach().cpu().contiguous())
+
+
+def _output_tensors(output: Output) -> list[Any]:
+    """`text_output`, and what the client asked for by the return_* inputs."""
+    values = {
+        "text_output": np.array([output.text.encode()], dtype=np.object_),
+        "finish_reason": np.array([str(output.finish_reason).encode()], dtype=np.object_),
+        "cumulative_logprob": np.array([output.cumulative_logprob], dtype=np.float32),
+        "logprobs": np.array([json.dumps(output.logprobs).encode()], dtype=np.object_),
+        "num_input_tokens": np.array([output.input_tokens], dtype=np.uint32),
+        "num_output_tokens": np.array([output.output_tokens], dtype=np.uint32),
+    }
+    return [pb_utils.Tensor(name, value) for name, value in values.items() if getattr(output.options, name, True)]

@@ -1,0 +1,141 @@
+"""All stages in this process behind the engine's ports: the real stages and the real engine, without a server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from deepstack_serving.checkpoint import open_checkpoint
+from deepstack_serving.engine.orchestrator import Orchestrator
+from deepstack_serving.engine.ports import Output
+from deepstack_serving.errors import DeepstackError, from_wire
+from deepstack_serving.injection import plan_stages
+from deepstack_serving.settings import Settings, parse_settings
+from deepstack_serving.stages.call import DTYPES
+from deepstack_serving.stages.language import LanguageStage
+from deepstack_serving.stages.vision import VisionStage
+from deepstack_serving.wire import VISION_ENCODER, TensorSpec
+
+Change = Callable[[str, str, torch.Tensor], torch.Tensor]
+
+
+def keep(_model: str, _name: str, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def zero_deepstack(model: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The control arm: what the encoder sends for the deepstack levels is zero."""
+    return torch.zeros_like(tensor) if name.startswith("ds_") and model == VISION_ENCODER else tensor
+
+
+class LocalPort:
+    """Implements StagePort. `change` may alter the tensors that a stage sends."""
+
+    def __init__(self, settings: Settings, names: Sequence[str], change: Change = keep) -> None:
+        checkpoint = open_checkpoint(settings.checkpoint, settings.dtype)
+        plans = plan_stages(checkpoint.layer_count, len(names), settings.split_points, checkpoint.deepstack_layers)
+        self.vision = VisionStage(settings, checkpoint)
+        self.language = {
+            name: LanguageStage(settings, checkpoint, plans, tuple(names), index) for index, name in enumerate(names)
+        }
+        self.change = change
+        self.calls: list[tuple[str, tuple[str, ...]]] = []
+
+    def call(self, model: str, inputs: Mapping[str, Any], outputs: Sequence[str]) -> dict[str, torch.Tensor]:
+        self.calls.append((model, tuple(inputs)))
+        tensors = {name: value if isinstance(value, torch.Tensor) else torch.tensor(value) for name, value in inputs.items()}
+        try:
+            results = self.language[model].run(tensors, outputs)
+        except DeepstackError as error:
+            raise from_wire(error.to_wire()) from error
+        return {name: self.change(model, name, tensor) for name, tensor in results.items()}
+
+    def call_encoder(self, files: Sequence[bytes], outputs: Sequence[str]) -> dict[str, torch.Tensor]:
+        results = self.vision.run(files, outputs)
+        return {name: self.change(VISION_ENCODER, name, tensor) for name, tensor in results.items()}
+
+    def array(self, handle: torch.Tensor) -> np.ndarray:
+        return handle.numpy()
+
+    def empty(self, spec: TensorSpec) -> torch.Tensor:
+        return torch.zeros([max(size, 0) for size in spec.shape], dtype=DTYPES[spec.dtype])
+
+    def join(self, _name: str, handles: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.cat(list(handles))
+
+
+class CollectingReply:
+    """Implements ReplyPort; `wait` returns when the final response came."""
+
+    def __init__(self) -> None:
+        self.outputs: list[Output] = []
+        self.error: DeepstackError | None = None
+        self.cancelled = False
+        self.finals = 0
+        self._done = threading.Event()
+
+    def send(self, output: Output, *, final: bool) -> None:
+        self.outputs.append(output)
+        if final:
+            self._end()
+
+    def fail(self, error: DeepstackError) -> None:
+        if not self._done.is_set():
+            self.error = error
+            self._end()
+
+    def is_cancelled(self) -> bool:
+        return self.cancelled
+
+    def wait(self, timeout_s: float = 60.0) -> CollectingReply:
+        if not self._done.wait(timeout_s):
+            raise TimeoutError("no final response")
+        return self
+
+    @property
+    def text(self) -> str:
+        if self.error is not None:
+            raise self.error
+        return "".join(output.text for output in self.outputs)
+
+    @property
+    def tokens(self) -> list[dict[str, Any]]:
+        return [token for output in self.outputs for token in output.logprobs]
+
+    def _end(self) -> None:
+        self.finals += 1
+        self._done.set()
+
+
+STAGE_NAMES = {1: ("language",), 2: ("language_early", "language_late"), 4: tuple(f"language_{i}" for i in range(4))}
+
+
+def local_settings(checkpoint: Path, **values: object) -> Settings:
+    texts = {"checkpoint": str(checkpoint), "device": "cpu", "kv_pool_tokens": "4096", "cpu_threads": "1"}
+    return parse_settings({**texts, **{name: str(value) for name, value in values.items()}})
+
+
+class LocalServer:
+    """The orchestrator over local stages, started; a context manager that checks that no block leaked."""
+
+    def __init__(self, settings: Settings, stages: int = 2, change: Change = keep) -> None:
+        self.port = LocalPort(settings, STAGE_NAMES[stages], change)
+        self.orchestrator = Orchestrator(settings, self.port, STAGE_NAMES[stages])
+
+    def __enter__(self) -> LocalServer:
+        self.orchestrator.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.orchestrator.close()
+        self.orchestrator.engine.scheduler.allocator.check(idle=True)
+
+    def submit(self, inputs: Mapping[str, list[Any]], **parameters: Any) -> CollectingReply:
+        reply = CollectingReply()
+        self.orchestrator.submit(inputs, parameters, reply)
+        return reply
