@@ -16,12 +16,12 @@ from tokenizers import Tokenizer
 from torch import nn
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
+from demo.cells import MERGE, PATCH_PX, TABLE_SIDE
 from demo.pictures import MAX_PIXELS, MIN_PIXELS
 from demo.tokenizer import save_tokenizer
 
-PATCH_PX = 8
-MERGE = 2
 WIDTH = 192
+DEEPSTACK_BLOCKS = (1, 3, 5)
 STORED_DTYPE = torch.bfloat16
 
 
@@ -66,8 +66,8 @@ def config_values(tokenizer: Tokenizer) -> dict[str, Any]:
         "spatial_merge_size": MERGE,
         "temporal_patch_size": 2,
         "out_hidden_size": WIDTH,
-        "num_position_embeddings": 256,
-        "deepstack_visual_indexes": [1, 3, 5],
+        "num_position_embeddings": TABLE_SIDE**2,
+        "deepstack_visual_indexes": list(DEEPSTACK_BLOCKS),
         "initializer_range": 0.05,
         "dtype": "bfloat16",
     }

@@ -1,7 +1,7 @@
 """Training batches: pictures of one size with one question each, made by worker processes while the GPU computes.
 
 Batch number i depends on (seed, i) alone, so the number of workers does not change what is learned. Only training scans
-are ever handed in.
+are ever handed in. All shapes follow from the number of cells of the picture, which graphed.py relies on.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from demo.cells import cell_labels, interpolation, patch_coordinates, to_patches
 from demo.digits import Scans
 from demo.ink import AUGMENTED, PLAIN
-from demo.pictures import CELL_PX, SIZE_JITTER_PX, SIZES, Truth, compose
+from demo.pictures import CELL_PX, SIZE_JITTER_PX, SIZES, Scene, compose_scene
 from demo.questions import (
     GREETING_ANSWER,
     GREETINGS,
@@ -33,25 +33,50 @@ from demo.questions import (
 from demo.tokenizer import IMAGE_PART, prompt_text, token_id
 
 IGNORED = -100
-KIND_SHARES = {Kind.READ: 0.45, Kind.PLACE: 0.2, Kind.COLOUR: 0.08, Kind.SHAPE: 0.07, Kind.BOTH: 0.2}
+TEXT_TOKENS = 80
+"""Room for everything but the picture in one row."""
+KIND_SHARES = {Kind.READ: 0.42, Kind.PLACE: 0.2, Kind.COLOUR: 0.08, Kind.SHAPE: 0.08, Kind.BOTH: 0.22}
 NO_PICTURE_SHARE = 0.02
 PLAIN_SHARE = 0.25
+MAIN_DROP = 0.6
+"""Share of the pictures whose main embeddings are zeroed; see learner.py."""
 
 
 class Batch(NamedTuple):
-    """Right-padded rows. `positions` [3, rows, tokens]; `pixels` uint8 [pictures, height, width, 3] in row order."""
+    """Right-padded rows, one picture each.
 
-    pixels: Tensor
+    patches        uint8 [rows, patches, 3 * side * side], cell by cell
+    stretch        [patches, table entries]: how the position table is stretched over the picture
+    coordinates    [2, patches]: row and column of each patch
+    cell_labels    [rows, cells, 5]: what each cell shows, see cells.py
+    main_kept      [rows, 1, 1]: 0 where the main embeddings are zeroed
+    token_ids      [rows, tokens]
+    picture_index  [rows * tokens]: the cell, counted through the whole batch, that stands at this token
+    is_picture     [rows, tokens, 1]: 1 where a cell stands
+    positions      [3, rows, tokens]
+    labels         [rows, tokens], IGNORED outside of answers
+    """
+
+    patches: Tensor
+    stretch: Tensor
+    coordinates: Tensor
+    cell_labels: Tensor
+    main_kept: Tensor
     token_ids: Tensor
+    picture_index: Tensor
+    is_picture: Tensor
     positions: Tensor
     labels: Tensor
 
 
 @dataclass(frozen=True)
-class _Row:
+class Row:
+    """One question, its answer and the picture (which the prompt may leave out)."""
+
     prompt: str
     answer: str
-    picture: Image.Image | None
+    scene: Scene
+    main_kept: bool
 
 
 class TrainingBatches(Dataset[Batch]):
@@ -73,60 +98,69 @@ class TrainingBatches(Dataset[Batch]):
         return collate(self._tokenizer, [make_row(random, self._scans, size) for _ in range(self._rows)], size)
 
 
-def make_row(random: np.random.Generator, scans: Scans, size: tuple[int, int]) -> _Row:
-    """One question; its picture is drawn a little larger or smaller and then fitted, as the image processor does."""
+def make_row(random: np.random.Generator, scans: Scans, size: tuple[int, int]) -> Row:
+    """One question about one picture of about this (width, height)."""
     kind = list(KIND_SHARES)[int(random.choice(len(KIND_SHARES), p=list(KIND_SHARES.values())))]
     question = vary(random, choose_question(random, kind))
     system = SYSTEM_TEXTS[int(random.integers(len(SYSTEM_TEXTS)))] if random.random() < 0.15 else None
+    shift = random.integers(-SIZE_JITTER_PX, SIZE_JITTER_PX + 1, 2)
+    style = PLAIN if random.random() < PLAIN_SHARE else AUGMENTED
+    scene = compose_scene(random, scans, style, (size[0] + int(shift[0]), size[1] + int(shift[1])))
+    main_kept = bool(random.random() >= MAIN_DROP)
     if random.random() < NO_PICTURE_SHARE:
         greets = random.random() < 0.5
         said = vary(random, GREETINGS[int(random.integers(len(GREETINGS)))]) if greets else question
-        return _Row(prompt_text(said, system), GREETING_ANSWER if greets else NO_PICTURE_ANSWER, None)
-    picture, truth = draw(random, scans, size)
+        return Row(prompt_text(said, system), GREETING_ANSWER if greets else NO_PICTURE_ANSWER, scene, main_kept)
     user = f"{question}{IMAGE_PART}" if random.random() < 0.1 else f"{IMAGE_PART}{question}"
-    return _Row(prompt_text(user, system), answer(kind, truth), picture)
+    return Row(prompt_text(user, system), answer(kind, scene.truth), scene, main_kept)
 
 
-def draw(random: np.random.Generator, scans: Scans, size: tuple[int, int]) -> tuple[Image.Image, Truth]:
-    """A training picture of exactly this (width, height)."""
-    shift = random.integers(-SIZE_JITTER_PX, SIZE_JITTER_PX + 1, 2)
-    style = PLAIN if random.random() < PLAIN_SHARE else AUGMENTED
-    picture, truth = compose(random, scans, style, (size[0] + int(shift[0]), size[1] + int(shift[1])))
-    return picture.resize(size, Image.Resampling.BICUBIC), truth
-
-
-def collate(tokenizer: Tokenizer, rows: list[_Row], size: tuple[int, int]) -> Batch:
-    """Tokens, positions and labels of all rows, padded at the right to the longest."""
-    cells = (size[1] // CELL_PX, size[0] // CELL_PX)
+def collate(tokenizer: Tokenizer, rows: list[Row], size: tuple[int, int]) -> Batch:
+    """Fit every picture to `size`, as the image processor does, and pad every row to the same length."""
+    grid = (size[1] // CELL_PX, size[0] // CELL_PX)
+    cells = grid[0] * grid[1]
     image, end, padding = (token_id(tokenizer, name) for name in ("<|image_pad|>", "<|im_end|>", "<|endoftext|>"))
-    encoded = [_encode(tokenizer, row, image, end, cells[0] * cells[1]) for row in rows]
-    length = max(len(prompt) + len(reply) for prompt, reply in encoded)
+    length = cells + TEXT_TOKENS
     token_ids = np.full((len(rows), length), padding, np.int64)
     labels = np.full((len(rows), length), IGNORED, np.int64)
     positions = np.empty((3, len(rows), length), np.int64)
-    for index, (prompt, reply) in enumerate(encoded):
+    picture_index = np.zeros((len(rows), length), np.int64)
+    for index, row in enumerate(rows):
+        prompt, reply = _encode(tokenizer, row, image, cells), [*tokenizer.encode(row.answer).ids, end]
         token_ids[index, : len(prompt) + len(reply)] = prompt + reply
         labels[index, len(prompt) : len(prompt) + len(reply)] = reply
-        positions[:, index] = row_positions(token_ids[index] == image, cells)
-    pictures = [np.asarray(row.picture) for row in rows if row.picture is not None]
-    pixels = np.stack(pictures) if pictures else np.empty((0, size[1], size[0], 3), np.uint8)
-    return Batch(*(torch.from_numpy(values) for values in (pixels, token_ids, positions, labels)))
+        is_image = token_ids[index] == image
+        positions[:, index] = row_positions(is_image, grid)
+        picture_index[index, is_image] = index * cells + np.arange(int(is_image.sum()))
+    arrays = (
+        np.stack([to_patches(row.scene.picture, size) for row in rows]),
+        interpolation(grid),
+        np.stack(patch_coordinates(grid)).astype(np.float32),
+        np.stack([cell_labels(row.scene, size) for row in rows]),
+        np.array([row.main_kept for row in rows], np.float32)[:, None, None],
+        token_ids,
+        picture_index.reshape(-1),
+        (token_ids == image).astype(np.float32)[..., None],
+        positions,
+        labels,
+    )
+    return Batch(*(torch.from_numpy(values) for values in arrays))
 
 
-def row_positions(is_image: NDArray[np.bool_], cells: tuple[int, int]) -> NDArray[np.int64]:
-    """M-RoPE positions [3, tokens] of one row with at most one picture of `cells` (rows, columns)."""
+def row_positions(is_image: NDArray[np.bool_], grid: tuple[int, int]) -> NDArray[np.int64]:
+    """M-RoPE positions [3, tokens] of one row with at most one picture of `grid` (rows, columns) cells."""
     positions = np.tile(np.arange(len(is_image)), (3, 1))
     if is_image.any():
-        start, count = int(np.argmax(is_image)), cells[0] * cells[1]
+        start, count = int(np.argmax(is_image)), grid[0] * grid[1]
         positions[0, start : start + count] = start
-        positions[1, start : start + count] = start + np.repeat(np.arange(cells[0]), cells[1])
-        positions[2, start : start + count] = start + np.tile(np.arange(cells[1]), cells[0])
-        positions[:, start + count :] += max(cells) - count
+        positions[1, start : start + count] = start + np.repeat(np.arange(grid[0]), grid[1])
+        positions[2, start : start + count] = start + np.tile(np.arange(grid[1]), grid[0])
+        positions[:, start + count :] += max(grid) - count
     return positions
 
 
-def _encode(tokenizer: Tokenizer, row: _Row, image: int, end: int, image_tokens: int) -> tuple[list[int], list[int]]:
+def _encode(tokenizer: Tokenizer, row: Row, image: int, cells: int) -> list[int]:
     prompt: list[int] = []
     for token in tokenizer.encode(row.prompt).ids:
-        prompt += [token] * (image_tokens if token == image else 1)
-    return prompt, [*tokenizer.encode(row.answer).ids, end]
+        prompt += [token] * (cells if token == image else 1)
+    return prompt

@@ -13,7 +13,7 @@ from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+from sklearn.datasets import load_digits
 
 SPLIT_SEED = 20260101
 HELD_OUT_SHARE = 0.2

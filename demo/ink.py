@@ -47,7 +47,8 @@ def draw_scan(random: np.random.Generator, scans: Scans, digit: int, style: Styl
         pixels = (1 - weight) * pixels + weight * scans.pixels[int(random.choice(positions))]
     if style.speckle:
         pixels = pixels + random.normal(0, style.speckle, pixels.shape)
-    framed = np.pad(np.clip(pixels, 0, 255).astype(np.uint8), BORDER)
+    framed = np.zeros((8 + 2 * BORDER, 8 + 2 * BORDER), np.uint8)
+    framed[BORDER:-BORDER, BORDER:-BORDER] = np.clip(pixels, 0, 255)
     return Image.fromarray(framed), int(scans.rows[first])
 
 
@@ -58,7 +59,7 @@ def ink_mask(random: np.random.Generator, scan: Image.Image, size: tuple[int, in
     gain = random.uniform(style.gain_low, style.gain_high)
     levels = np.clip((np.arange(256) / 255 - threshold) * gain + 0.25, 0, 1) * 255
     levels[: int(255 * threshold * 0.5)] = 0
-    return bent.point([int(level) for level in levels])
+    return Image.fromarray(levels.astype(np.uint8)[np.asarray(bent)])
 
 
 def _corners(random: np.random.Generator, side: int, style: Style) -> tuple[float, ...]:

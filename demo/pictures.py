@@ -16,18 +16,18 @@ from demo.ink import PLAIN, Style, draw_scan, ink_mask
 
 CELL_PX = 16
 """One image token covers a square of this side: patch 8, merged 2 x 2."""
-MIN_PIXELS = 64 * 128
+MIN_PIXELS = 64 * 160
 MAX_PIXELS = 144 * CELL_PX * CELL_PX
 SIZES = tuple(
     (width, height)
     for height in range(64, 177, CELL_PX)
-    for width in range(128, 289, CELL_PX)
+    for width in range(160, 289, CELL_PX)
     if width >= height and MIN_PIXELS <= width * height <= MAX_PIXELS
 )
 """Picture sizes (width, height) in pixels; a picture may be up to SIZE_JITTER_PX away from one."""
 SIZE_JITTER_PX = 7
 MARGIN_PX = 4
-DIGIT_PX = (17.0, 50.0)
+DIGIT_PX = (22.0, 50.0)
 
 PLACES = ("left of", "right of", "above", "below")
 COLOURS = {
@@ -55,11 +55,23 @@ class Truth:
 
 
 @dataclass(frozen=True)
-class _Box:
+class Box:
+    """A rectangle; in pixels once the layout is fitted."""
+
     left: float
     top: float
     width: float
     height: float
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A picture, what is in it, and where: the digits' boxes from left to right and the mark's."""
+
+    picture: Image.Image
+    truth: Truth
+    digits: tuple[Box, ...]
+    mark: Box
 
 
 def choose_size(random: np.random.Generator) -> tuple[int, int]:
@@ -73,6 +85,14 @@ def compose(
     random: np.random.Generator, scans: Scans, style: Style = PLAIN, size: tuple[int, int] | None = None
 ) -> tuple[Image.Image, Truth]:
     """One picture and its truth; `size` is (width, height) in pixels."""
+    scene = compose_scene(random, scans, style, size)
+    return scene.picture, scene.truth
+
+
+def compose_scene(
+    random: np.random.Generator, scans: Scans, style: Style = PLAIN, size: tuple[int, int] | None = None
+) -> Scene:
+    """`compose` with the boxes."""
     width, height = size or choose_size(random)
     number = [int(digit) for digit in random.integers(0, 10, int(random.integers(3, 7)))]
     place = PLACES[int(random.integers(len(PLACES)))]
@@ -87,39 +107,38 @@ def compose(
         rows.append(row)
     colour, shape = _draw_mark(random, picture, mark)
     picture = _add_noise(random, picture, style)
-    return picture, Truth("".join(map(str, number)), place, colour, shape, width, height, tuple(rows))
+    truth = Truth("".join(map(str, number)), place, colour, shape, width, height, tuple(rows))
+    return Scene(picture, truth, tuple(digits), mark)
 
 
-def _lay_out(random: np.random.Generator, count: int, place: str) -> tuple[list[_Box], _Box]:
+def _lay_out(random: np.random.Generator, count: int, place: str) -> tuple[list[Box], Box]:
     heights = random.uniform(0.88, 1.12, count)
     widths = heights * random.uniform(0.75, 0.98, count)
     gaps = random.uniform(-0.02, random.uniform(0.05, 0.45), count)
     lefts = np.cumsum(widths + gaps) - widths - gaps
     tops = random.uniform(-0.1, 0.1, count) - heights / 2
-    digits = [_Box(*map(float, numbers)) for numbers in zip(lefts, tops, widths, heights, strict=True)]
+    digits = [Box(*map(float, numbers)) for numbers in zip(lefts, tops, widths, heights, strict=True)]
     return digits, _place_mark(random, digits, place)
 
 
-def _place_mark(random: np.random.Generator, digits: list[_Box], place: str) -> _Box:
+def _place_mark(random: np.random.Generator, digits: list[Box], place: str) -> Box:
     number = _bounds(digits)
     side, gap = random.uniform(0.35, 0.65), random.uniform(0.12, 0.5)
     if place in ("left of", "right of"):
         left = number.left - gap - side if place == "left of" else number.left + number.width + gap
-        return _Box(left, random.uniform(number.top, number.top + number.height - side), side, side)
+        return Box(left, random.uniform(number.top, number.top + number.height - side), side, side)
     top = number.top - gap - side if place == "above" else number.top + number.height + gap
-    return _Box(random.uniform(number.left, number.left + number.width - side), top, side, side)
+    return Box(random.uniform(number.left, number.left + number.width - side), top, side, side)
 
 
-def _bounds(boxes: list[_Box]) -> _Box:
+def _bounds(boxes: list[Box]) -> Box:
     left, top = min(box.left for box in boxes), min(box.top for box in boxes)
     right = max(box.left + box.width for box in boxes)
     bottom = max(box.top + box.height for box in boxes)
-    return _Box(left, top, right - left, bottom - top)
+    return Box(left, top, right - left, bottom - top)
 
 
-def _fit(
-    random: np.random.Generator, digits: list[_Box], mark: _Box, width: int, height: int
-) -> tuple[list[_Box], _Box]:
+def _fit(random: np.random.Generator, digits: list[Box], mark: Box, width: int, height: int) -> tuple[list[Box], Box]:
     """Scale the layout to pixels and put it somewhere inside the picture."""
     whole = _bounds([*digits, mark])
     largest = min((width - 2 * MARGIN_PX) / whole.width, (height - 2 * MARGIN_PX) / whole.height)
@@ -127,7 +146,7 @@ def _fit(
     left = random.uniform(MARGIN_PX, max(MARGIN_PX, width - MARGIN_PX - whole.width * scale))
     top = random.uniform(MARGIN_PX, max(MARGIN_PX, height - MARGIN_PX - whole.height * scale))
     placed = [
-        _Box(
+        Box(
             left + (box.left - whole.left) * scale,
             top + (box.top - whole.top) * scale,
             box.width * scale,
@@ -145,7 +164,7 @@ def _choose_paper_and_ink(random: np.random.Generator) -> tuple[tuple[int, ...],
     return tuple(int(level) for level in paper), tuple(int(level) for level in ink)
 
 
-def _draw_mark(random: np.random.Generator, picture: Image.Image, box: _Box) -> tuple[str, str]:
+def _draw_mark(random: np.random.Generator, picture: Image.Image, box: Box) -> tuple[str, str]:
     """Drawn four times too large and reduced, so that its edge is smooth."""
     colour = list(COLOURS)[int(random.integers(len(COLOURS)))]
     shape = SHAPES[int(random.integers(len(SHAPES)))]

@@ -24,12 +24,13 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import Qwen3VLForConditionalGeneration
 
-from demo.architecture import build_model, save_checkpoint
-from demo.batches import Batch, TrainingBatches
+from demo.architecture import DEEPSTACK_BLOCKS, WIDTH, build_model, save_checkpoint
+from demo.batches import MAIN_DROP, Batch, TrainingBatches
 from demo.digits import load_split
 from demo.evaluate import evaluate_folder
-from demo.learner import MAIN_DROP, training_loss
-from demo.tokenizer import token_id, train_tokenizer
+from demo.graphed import StepRunner
+from demo.learner import PROBE_WEIGHT, Probes, training_loss
+from demo.tokenizer import train_tokenizer
 
 REPORT_EVERY = 100
 WARM_UP_STEPS = 300
@@ -87,7 +88,7 @@ def train(plan: Plan, folder: Path) -> Outcome:
     model.to(plan.device).train()
     print(f"{sum(value.numel() for value in model.parameters()):,} parameters on {plan.device}", flush=True)
     batches = TrainingBatches(load_split().train, tokenizer.to_str(), plan.rows, plan.steps, plan.seed)
-    outcome = _run_steps(plan, model, _load(plan, batches), token_id(tokenizer, "<|image_pad|>"))
+    outcome = _run_steps(plan, model, _load(plan, batches))
     save_checkpoint(model, tokenizer, folder)
     return outcome
 
@@ -110,7 +111,7 @@ def write_report(folder: Path, plan: Plan, outcome: Outcome, figures: dict[str, 
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },
-        "plan": {**asdict(plan), "main_embeddings_dropped": MAIN_DROP},
+        "plan": {**asdict(plan), "main_embeddings_dropped": MAIN_DROP, "probe_weight": PROBE_WEIGHT},
         "outcome": asdict(outcome),
         "held_out": figures,
     }
@@ -119,33 +120,43 @@ def write_report(folder: Path, plan: Plan, outcome: Outcome, figures: dict[str, 
     print(text, flush=True)
 
 
-def _run_steps(plan: Plan, model: Qwen3VLForConditionalGeneration, loader: Iterator[Batch], image: int) -> Outcome:
-    optimizer = torch.optim.AdamW(_groups(model, plan.weight_decay), lr=plan.peak_rate, betas=(0.9, 0.98))
-    started, loss, pictures, step = time.monotonic(), torch.zeros(()), 0, 0
-    for step, cpu_batch in enumerate(loader, start=1):
-        batch = Batch(*(values.to(plan.device, non_blocking=True) for values in cpu_batch))
-        elapsed_s = time.monotonic() - started
+def _run_steps(plan: Plan, model: Qwen3VLForConditionalGeneration, loader: Iterator[Batch]) -> Outcome:
+    probes = Probes(len(DEEPSTACK_BLOCKS), WIDTH).to(plan.device)
+    parameters = [*model.parameters(), *probes.parameters()]
+    run = StepRunner(
+        lambda batch: training_loss(model, probes, batch),
+        torch.tensor([1.0, PROBE_WEIGHT], device=plan.device),
+        parameters,
+    )
+    optimizer = _optimizer(plan, parameters)
+    started, losses, pictures, step, waited_s = time.monotonic(), torch.zeros(2), 0, 0, 0.0
+    asked = started
+    for step, batch in enumerate(loader, start=1):
+        now = time.monotonic()
+        waited_s += now - asked
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(plan, step - 1, elapsed_s)
-        with torch.autocast(plan.device.split(":", maxsplit=1)[0], torch.bfloat16, enabled=plan.device != "cpu"):
-            loss = training_loss(model, batch, image)
-        optimizer.zero_grad(set_to_none=True)
-        torch.autograd.backward(loss)
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            group["lr"] = learning_rate(plan, step - 1, now - started)
+        losses = run(batch)
+        nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
-        pictures += len(batch.pixels)
-        if step % REPORT_EVERY == 0 or step == plan.steps:
-            print(f"step {step}  loss {loss.item():.4f}  {elapsed_s:.0f} s", flush=True)
-        if elapsed_s > plan.limit_s:
+        pictures += plan.rows
+        if step % REPORT_EVERY == 0:
+            answers, probed = losses.tolist()
+            print(f"step {step}  answers {answers:.4f}  probes {probed:.4f}  {now - started:.0f} s", end="  ")
+            print(f"(waited {waited_s:.0f} s for batches)", flush=True)
+        if now - started > plan.limit_s:
             break
-    return Outcome(step, round(time.monotonic() - started, 1), pictures, round(loss.item(), 5))
+        asked = time.monotonic()
+    return Outcome(step, round(time.monotonic() - started, 1), pictures, round(losses[0].item(), 5))
 
 
-def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Weight decay for matrices only."""
-    matrices = [value for value in model.parameters() if value.ndim >= 2]
-    others = [value for value in model.parameters() if value.ndim < 2]
-    return [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+def _optimizer(plan: Plan, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """AdamW with weight decay for matrices only."""
+    groups = [
+        {"params": [value for value in parameters if value.ndim >= 2], "weight_decay": plan.weight_decay},
+        {"params": [value for value in parameters if value.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=plan.peak_rate, betas=(0.9, 0.98), fused=plan.device != "cpu")
 
 
 def _load(plan: Plan, batches: TrainingBatches) -> Iterator[Batch]:
@@ -154,7 +165,6 @@ def _load(plan: Plan, batches: TrainingBatches) -> Iterator[Batch]:
         batch_size=None,
         num_workers=plan.workers,
         prefetch_factor=6 if plan.workers else None,
-        pin_memory=plan.device != "cpu",
         worker_init_fn=_use_one_thread,
     )
     return iter(loader)

@@ -1,6 +1,7 @@
 """What the four model.py files hand their Triton callbacks to: one class per kind of model.
 
 Configurations are completed from the checkpoint and the split, so a stage declares exactly the tensors that it takes.
+Completing runs in a process of its own, hence the late imports: it needs neither model code nor processors.
 """
 
 from __future__ import annotations
@@ -14,12 +15,9 @@ import torch
 
 from deepstack_serving import triton_bridge as bridge
 from deepstack_serving.checkpoint import Checkpoint, open_checkpoint
-from deepstack_serving.engine.orchestrator import Orchestrator
 from deepstack_serving.errors import SettingsError
 from deepstack_serving.injection import StagePlan, plan_stages
 from deepstack_serving.settings import Settings, load_settings
-from deepstack_serving.stages.language import LanguageStage
-from deepstack_serving.stages.vision import VisionStage
 from deepstack_serving.wire import IMAGE, language_interface, vision_interface
 
 METRICS_INTERVAL_S = 0.2
@@ -33,7 +31,7 @@ METRICS = {
     "deepstack_generated_tokens_total": "Tokens generated since the start",
     "deepstack_engine_steps_total": "Steps of the engine since the start",
 }
-COUNTERS = frozenset(name for name in METRICS if name.endswith("_tokens_total") or name.endswith("_steps_total"))
+COUNTERS = frozenset(name for name in METRICS if name.endswith(("_tokens_total", "_steps_total")))
 
 
 class VisionModel:
@@ -44,6 +42,8 @@ class VisionModel:
         return bridge.declare(config, vision_interface(_checkpoint(load_settings()).contract))
 
     def __init__(self) -> None:
+        from deepstack_serving.stages.vision import VisionStage
+
         settings = load_settings()
         self._stage = VisionStage(settings, _checkpoint(settings))
 
@@ -69,6 +69,8 @@ class LanguageModel:
         return bridge.declare(config, language_interface(checkpoint.contract, plan))
 
     def __init__(self, model_config: str) -> None:
+        from deepstack_serving.stages.language import LanguageStage
+
         settings, place = load_settings(), StagePlace.parse(bridge.parameters_of(model_config))
         checkpoint = _checkpoint(settings)
         self._stage = LanguageStage(settings, checkpoint, place.plans(settings, checkpoint), place.names, place.index)
@@ -81,6 +83,8 @@ class OrchestratorModel:
     """orchestrator: decoupled; `execute` only validates and enqueues."""
 
     def __init__(self, model_config: str) -> None:
+        from deepstack_serving.engine.orchestrator import Orchestrator
+
         names = _stage_names(bridge.parameters_of(model_config))
         self._orchestrator = Orchestrator(load_settings(), bridge.TritonStagePort(), names)
         self._gauges = bridge.Gauges(METRICS, COUNTERS)
@@ -131,7 +135,9 @@ class StagePlace:
     def parse(parameters: Mapping[str, str]) -> StagePlace:
         names, name = _stage_names(parameters), parameters.get("language_stage", "")
         if name not in names:
-            raise SettingsError(f"config.pbtxt: parameter 'language_stage' is {name!r}; allowed: one of {', '.join(names)}")
+            raise SettingsError(
+                f"config.pbtxt: parameter 'language_stage' is {name!r}; allowed: one of {', '.join(names)}"
+            )
         return StagePlace(names, names.index(name))
 
     def plans(self, settings: Settings, checkpoint: Checkpoint) -> tuple[StagePlan, ...]:
@@ -141,7 +147,9 @@ class StagePlace:
 def _stage_names(parameters: Mapping[str, str]) -> tuple[str, ...]:
     names = tuple(name.strip() for name in parameters.get("language_stages", "").split(",") if name.strip())
     if not names or len(set(names)) != len(names):
-        raise SettingsError("config.pbtxt: parameter 'language_stages' must list the language models, each once, in order")
+        raise SettingsError(
+            "config.pbtxt: parameter 'language_stages' must list the language models, each once, in order"
+        )
     return names
 
 

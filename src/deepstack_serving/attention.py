@@ -1,7 +1,7 @@
 """Attention over packed rows and the paged KV pool, plugged into transformers through its AttentionInterface.
 
-The step's layout rides down the decoder layers as the keyword argument `packed`. Each sequence attends alone over exactly
-its own context, so what other sequences or freed blocks hold cannot reach it, and no row is padding.
+The step's layout rides down the decoder layers as the keyword argument `packed`. Each sequence attends alone over
+exactly its own context, so what other sequences or freed blocks hold cannot reach it, and no row is padding.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as functional
+from torch.nn import functional
 from transformers import AttentionInterface
 
 from deepstack_serving.kv_pool import KVPool
@@ -20,16 +20,15 @@ ATTENTION = "deepstack_packed"
 
 @dataclass(frozen=True)
 class PackedSequence:
-    """One sequence's rows [start, end) of the packed call, and its blocks; `blocks` None is a stateless call.
+    """One sequence's rows [start, end) of the packed call, and its blocks in the pool (none in a stateless call).
 
-    `first_block` is set when the blocks follow each other in the pool: its context is then a view, not a gather.
+    Blocks that follow each other are given as the first one's number: their context is a view, not a gather.
     """
 
     start: int
     end: int
     context_length: int
-    blocks: torch.Tensor | None = None
-    first_block: int | None = None
+    blocks: torch.Tensor | int = -1
 
 
 @dataclass(frozen=True)
@@ -79,8 +78,8 @@ def packed_attention(
 
 def _context(pool: torch.Tensor, item: PackedSequence) -> torch.Tensor:
     """The sequence's own keys or values, oldest first: [context, kv heads, dim]."""
-    if item.first_block is not None:
-        start = item.first_block * pool.shape[1]
+    if isinstance(item.blocks, int):
+        start = item.blocks * pool.shape[1]
         return pool.flatten(0, 1)[start : start + item.context_length]
     return pool.index_select(0, item.blocks).flatten(0, 1)[: item.context_length]
 

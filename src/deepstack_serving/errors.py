@@ -1,7 +1,7 @@
 """Every error that a user or an operator can meet, as one tree.
 
-An error carries a code; the bridge maps the code to Triton's, once. Because Triton's BLS drops the code of a called model
-on older servers, the code also travels as a prefix of the text (`to_wire`, `from_wire`).
+An error carries a code; the bridge maps the code to Triton's, once. Because Triton's BLS drops the code of a called
+model on older servers, the code also travels as a prefix of the text (`to_wire`, `from_wire`).
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 
 import torch
 
@@ -72,7 +73,7 @@ def plan_stages(
     borders = [0, *split_points, layer_count]
     return tuple(
         StagePlan(index, stage_count, first, end, tuple(layer for layer in sorted(deepstack_layers) if layer >= first))
-        for index, (first, end) in enumerate(zip(borders, borders[1:], strict=False))
+        for index, (first, end) in enumerate(pairwise(borders))
     )
 
 
@@ -82,7 +83,7 @@ def check_deepstack_layers(deepstack_layers: Sequence[int], layer_count: int) ->
         raise CheckpointError(f"two deepstack features target the same decoder layer: {sorted(deepstack_layers)}")
     if any(not 0 <= layer < layer_count for layer in deepstack_layers):
         raise CheckpointError(
-            f"deepstack features target the decoder layers {sorted(deepstack_layers)}, but there are {layer_count} layers"
+            f"deepstack features target decoder layers {sorted(deepstack_layers)}, but there are {layer_count} layers"
         )
 
 

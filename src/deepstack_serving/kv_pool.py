@@ -24,9 +24,11 @@ class KVShape:
 
 
 class KVPool:
-    """Two tensors [layers, blocks, block_size, heads, head_dim]. Which block belongs to whom is the orchestrator's to know."""
+    """Two tensors [layers, blocks, block_size, heads, head_dim]; whose a block is, only the orchestrator knows."""
 
-    def __init__(self, first_layer: int, layers: int, blocks: int, block_size: int, shape: KVShape, device: str) -> None:
+    def __init__(
+        self, first_layer: int, layers: int, blocks: int, block_size: int, shape: KVShape, device: str
+    ) -> None:
         self.first_layer = first_layer
         self.blocks = blocks
         self.block_size = block_size
@@ -42,7 +44,7 @@ class KVPool:
             ) from error
 
     def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a decoder layer by its number in the checkpoint, each [blocks, block_size, heads, head_dim]."""
+        """Keys and values of a layer by its number in the checkpoint, each [blocks, block_size, heads, head_dim]."""
         return self.keys[layer - self.first_layer], self.values[layer - self.first_layer]
 
 

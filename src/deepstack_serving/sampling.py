@@ -1,4 +1,4 @@
-"""Choose the next token of each row of logits: greedy, temperature, top-k, top-p, min-p, each row with a seed of its own.
+"""Choose the next token of each row of logits: greedy, temperature, top-k, top-p, min-p, each row with its own seed.
 
 Noise is a hash of (seed, draw, token), not a stream: a seeded request draws the same tokens alone and in any batch, on
 any device. Sampling is by the Gumbel maximum: argmax(logits / temperature + noise) follows the softmax distribution.
@@ -35,7 +35,7 @@ class Choice:
 
 
 def choose(logits: torch.Tensor, sampling: SamplingTensors | None, forced_ids: torch.Tensor | None = None) -> Choice:
-    """The next token of each row of logits [rows, vocabulary]; None samples greedily, forced_ids [rows] are only scored."""
+    """The next token of each row of logits [rows, vocabulary]; None is greedy, forced_ids [rows] are only scored."""
     logits = logits.float()
     best = logits.max(-1)
     if forced_ids is not None:
@@ -87,4 +87,4 @@ def _mix(value: torch.Tensor) -> torch.Tensor:
 
 def _shift(value: torch.Tensor, bits: int) -> torch.Tensor:
     """Logical right shift; torch's >> keeps the sign."""
-    return value >> bits & (2 ** (64 - bits) - 1)
+    return (value >> bits).bitwise_and(2 ** (64 - bits) - 1)

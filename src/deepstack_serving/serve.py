@@ -59,10 +59,11 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stderr.write(f"error: {error}\n")
         return 1
     except KeyboardInterrupt:
-        return 0
+        pass  # a signal before the server was up, or a second one while it drained
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    _write("stopped\n")
     return 0
 
 
@@ -99,22 +100,20 @@ def _serve(arguments: argparse.Namespace) -> None:
     )
     environment = _model_environment(arguments)
     with EmbeddedServer(_repository(arguments.model_repository), MODELS, environment, options) as server:
-        _write(f"server started as process {server.process_id}, log in {server.log_path}\n")
-        with _Display(sys.stdout) as display:
-            server.wait_until_ready(arguments.timeout, lambda: _probe(server), display.show)
-        _write(_announcement(server, arguments))
-        if not arguments.until_ready_only:
-            _wait_for_signal(server)
-        _write("waiting for running requests, then stopping\n")
-    _write("stopped\n")
+        try:
+            _serve_until_signal(server, arguments)
+        except KeyboardInterrupt:
+            _write("\nwaiting for running requests, then stopping\n")
 
 
-def _wait_for_signal(server: EmbeddedServer) -> None:
-    try:
+def _serve_until_signal(server: EmbeddedServer, arguments: argparse.Namespace) -> None:
+    _write(f"server started as process {server.process_id}, log in {server.log_path}\n")
+    with _Display(sys.stdout) as display:
+        server.wait_until_ready(arguments.timeout, lambda: _probe(server), display.show)
+    _write(_announcement(server, arguments))
+    if not arguments.until_ready_only:
         server.wait()
-    except KeyboardInterrupt:
-        return
-    raise server.ended_error()
+        raise server.ended_error()
 
 
 def _probe(server: EmbeddedServer) -> None:

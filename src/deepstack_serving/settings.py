@@ -19,6 +19,7 @@ from deepstack_serving.rules import Rule, choice, integer, number
 PREFIX = "DEEPSTACK_"
 FILE_VARIABLE = f"{PREFIX}SETTINGS_FILE"
 _NO_LIMIT = 2**40
+LARGEST_MAX_PIXELS = 178_956_970  # Pillow itself refuses anything larger
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -85,7 +86,7 @@ class Settings:
 
     max_images_per_request: int = _setting(integer(0, 1024), 16)
     max_image_bytes: int = _setting(integer(1, _NO_LIMIT), 32 * 2**20)
-    max_image_pixels: int = _setting(integer(1, _NO_LIMIT), 64_000_000)
+    max_image_pixels: int = _setting(integer(1, LARGEST_MAX_PIXELS), 64_000_000)
     vision_cache_bytes: int = _setting(integer(0, _NO_LIMIT), 256 * 2**20)
     decode_threads: int = _setting(integer(1, 256), 4)
     encoder_threads: int = _setting(integer(1, 64), 2)
@@ -99,12 +100,14 @@ RULES: dict[str, Rule] = {item.name: item.metadata["rule"] for item in fields(Se
 
 
 def parse_settings(values: Mapping[str, str], source: str = "settings") -> Settings:
-    """Settings from lower-case keys and their texts. Raises SettingsError naming the key, the value and what is allowed."""
+    """Settings from lower-case keys and their texts. Raises SettingsError naming key, value and what is allowed."""
     for key in values:
         if key not in RULES:
             raise SettingsError(f"unknown setting {key!r} in {source}; known settings: {', '.join(sorted(RULES))}")
     if "checkpoint" not in values:
-        raise SettingsError(f"setting 'checkpoint' is missing in {source}; set {PREFIX}CHECKPOINT to a checkpoint folder")
+        raise SettingsError(
+            f"setting 'checkpoint' is missing in {source}; set {PREFIX}CHECKPOINT to a checkpoint folder"
+        )
     return Settings(**{key: _parse(key, text, source) for key, text in values.items()})
 
 

@@ -1,6 +1,6 @@
 """The border to Triton, and the only module that knows its Python API: tensors, errors, replies, calls to other models.
 
-Broad excepts stand here and nowhere else: whatever fails, a Triton callback must answer, and an engine must not die of it.
+Broad excepts stand here and nowhere else: whatever fails, a Triton callback must answer, and no thread may die of it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 import triton_python_backend_utils as pb_utils
+from torch.utils.dlpack import from_dlpack
 
 from deepstack_serving.engine.ports import Array, Handle, Output
 from deepstack_serving.errors import DeepstackError, ErrorCode, StageError, from_wire
@@ -135,8 +136,8 @@ class TritonStagePort:
         except Exception as error:
             raise StageError(f"{model}: {error}") from error
         if response.has_error():
-            error = from_wire(response.error().message())
-            raise type(error)(f"{model}: {error}")
+            failure = from_wire(response.error().message())
+            raise type(failure)(f"{model}: {failure}")
         return {tensor.name(): tensor for tensor in response.output_tensors()}
 
     def call_encoder(self, files: Sequence[bytes], outputs: Sequence[str]) -> dict[str, Handle]:
@@ -154,7 +155,7 @@ class TritonStagePort:
     def join(self, name: str, handles: Sequence[Handle]) -> Handle:
         if len(handles) == 1:
             return handles[0]
-        return _output_tensor(name, torch.cat([torch.from_dlpack(handle) for handle in handles]))
+        return _output_tensor(name, torch.cat([from_dlpack(handle) for handle in handles]))
 
 
 class Gauges:
@@ -188,7 +189,7 @@ def _input_value(tensor: Any) -> Any:
     """BYTES as a list of bytes, everything else as a torch tensor over the same memory."""
     if tensor.is_cpu() and tensor.name() == IMAGE.name:
         return tensor.as_numpy().reshape(-1).tolist()
-    return torch.from_dlpack(tensor)
+    return from_dlpack(tensor)
 
 
 def _output_tensor(name: str, tensor: torch.Tensor) -> Any:

@@ -1,7 +1,7 @@
 """Every tensor that crosses a process border, defined once: name, type, shape, sender and receiver.
 
-The stages declare these to Triton (auto_complete_config), check calls against them, and the orchestrator builds its calls
-from the same names. `-1` in a shape is a free dimension. The orchestrator's own interface is what clients see.
+The stages declare these to Triton (auto_complete_config) and check calls against them; the orchestrator builds its
+calls from the same names. `-1` in a shape is a free dimension. The orchestrator's own interface is what clients see.
 """
 
 from __future__ import annotations
@@ -143,9 +143,9 @@ def feature_inputs(contract: FeatureContract, plan: StagePlan) -> tuple[TensorSp
 
 def vision_interface(contract: FeatureContract) -> ModelInterface:
     """vision_encoder."""
-    features = (image_embeds(contract),) if contract.has_image_embeds else ()
-    features += deepstack(contract, contract.deepstack_layers)
-    return ModelInterface((IMAGE,), (*features, IMAGE_GRID, IMAGE_TOKENS, STAGE_INFO))
+    embeds = (image_embeds(contract),) if contract.has_image_embeds else ()
+    features = deepstack(contract, contract.deepstack_layers)
+    return ModelInterface((IMAGE,), (*embeds, *features, IMAGE_GRID, IMAGE_TOKENS, STAGE_INFO))
 
 
 def language_interface(contract: FeatureContract, plan: StagePlan) -> ModelInterface:
@@ -153,7 +153,7 @@ def language_interface(contract: FeatureContract, plan: StagePlan) -> ModelInter
     rows = INPUT_IDS if plan.is_first else hidden_states(contract)
     positions = TensorSpec("position_ids", "INT64", (contract.position_axes, -1))
     features = feature_inputs(contract, plan)
-    inputs = (rows, positions, QUERY_LENGTHS, CONTEXT_LENGTHS, BLOCK_TABLES)
+    inputs: tuple[TensorSpec, ...] = (rows, positions, QUERY_LENGTHS, CONTEXT_LENGTHS, BLOCK_TABLES)
     inputs += (IMAGE_ROWS, FEATURE_ROWS, *features) if features else ()
     if not plan.is_last:
         return ModelInterface(inputs, (hidden_states(contract), *deepstack(contract, plan.forwarded), STAGE_INFO))
@@ -162,7 +162,7 @@ def language_interface(contract: FeatureContract, plan: StagePlan) -> ModelInter
 
 
 def check_tensors(specs: Sequence[TensorSpec], tensors: Mapping[str, _TensorLike], dtypes: Mapping[str, str]) -> None:
-    """Raises WireError, naming the tensor, when one is missing, unexpected, or of another type or shape than defined."""
+    """Raises WireError, naming the tensor, when one is missing, unexpected, or of another type or shape."""
     known = {spec.name: spec for spec in specs}
     for name in tensors:
         if name not in known:
@@ -178,6 +178,8 @@ def check_tensors(specs: Sequence[TensorSpec], tensors: Mapping[str, _TensorLike
 
 
 def _check_shape(spec: TensorSpec, shape: tuple[int, ...]) -> None:
-    fits = len(shape) == len(spec.shape) and all(want in (-1, have) for want, have in zip(spec.shape, shape, strict=True))
+    fits = len(shape) == len(spec.shape) and all(
+        want in (-1, have) for want, have in zip(spec.shape, shape, strict=True)
+    )
     if not fits:
         raise WireError(f"tensor {spec.name!r} has shape {list(shape)}; expected {list(spec.shape)}")

@@ -48,7 +48,9 @@ class LocalPort:
 
     def call(self, model: str, inputs: Mapping[str, Any], outputs: Sequence[str]) -> dict[str, torch.Tensor]:
         self.calls.append((model, tuple(inputs)))
-        tensors = {name: value if isinstance(value, torch.Tensor) else torch.tensor(value) for name, value in inputs.items()}
+        tensors = {
+            name: value if isinstance(value, torch.Tensor) else torch.tensor(value) for name, value in inputs.items()
+        }
         try:
             results = self.language[model].run(tensors, outputs)
         except DeepstackError as error:

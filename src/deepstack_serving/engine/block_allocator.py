@@ -1,4 +1,4 @@
-"""Owner of the KV blocks' numbers. A request gets all blocks it can ever need at admission, and returns them at its end.
+"""Owner of the KV blocks' numbers. A request gets all that it can ever need at admission and returns them at its end.
 
 Reserving in full means that an admitted request always finishes: nothing is preempted or computed twice.
 """
@@ -22,7 +22,9 @@ class BlockAllocator:
         if total == self.total:
             return
         if self._used:
-            raise RuntimeError(f"the KV pool changed from {self.total} to {total} blocks while {len(self._used)} are in use")
+            raise RuntimeError(
+                f"the KV pool changed from {self.total} to {total} blocks while {len(self._used)} are in use"
+            )
         self.total, self._free = total, list(range(total))
 
     @property
@@ -52,4 +54,6 @@ class BlockAllocator:
     def check(self, idle: bool) -> None:
         """Conservation: free + used = total, and nothing is used when idle. Raises RuntimeError."""
         if len(self._free) + len(self._used) != self.total or (idle and self._used):
-            raise RuntimeError(f"blocks leak: {len(self._free)} free, {len(self._used)} used of {self.total}, idle {idle}")
+            raise RuntimeError(
+                f"blocks leak: {len(self._free)} free, {len(self._used)} used of {self.total}, idle {idle}"
+            )

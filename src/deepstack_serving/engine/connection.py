@@ -6,8 +6,8 @@ import time
 
 from deepstack_serving.engine.block_allocator import BlockAllocator
 from deepstack_serving.engine.handshake import ask_stages, check_stages
-from deepstack_serving.engine.ports import StagePort
 from deepstack_serving.engine.pipeline import StagePipeline
+from deepstack_serving.engine.ports import StagePort
 from deepstack_serving.engine.scheduler import Scheduler
 from deepstack_serving.errors import DeepstackError
 from deepstack_serving.settings import Settings

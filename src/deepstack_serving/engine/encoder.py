@@ -45,7 +45,9 @@ class Encoder:
         outputs = self._port.call_encoder(sequence.files, [*self._features, IMAGE_GRID.name, IMAGE_TOKENS.name])
         counts = self._port.array(outputs[IMAGE_TOKENS.name]).tolist()
         if counts != list(prompt.image_tokens):
-            raise StageError(f"the encoder gave {counts} tokens for images that take {list(prompt.image_tokens)} in the prompt")
+            raise StageError(
+                f"the encoder gave {counts} tokens for images that take {list(prompt.image_tokens)} in the prompt"
+            )
         grid = self._port.array(outputs[IMAGE_GRID.name])
         positions = self._checkpoint.family.positions(self._checkpoint.config, prompt.input_ids, grid)
         return Features({name: outputs[name] for name in self._features}, sum(counts), positions)

@@ -29,8 +29,8 @@ def check_stages(infos: Sequence[StageInfo], plans: Sequence[StagePlan], fingerp
     for info in infos:
         if info.fingerprint != fingerprint:
             raise StageError(
-                f"{info.model} loaded another checkpoint: its fingerprint is {info.fingerprint[:12]}, the orchestrator's "
-                f"{fingerprint[:12]}; give every model the same DEEPSTACK_CHECKPOINT"
+                f"{info.model} loaded another checkpoint: its fingerprint is {info.fingerprint[:12]}, the "
+                f"orchestrator's {fingerprint[:12]}; give every model the same DEEPSTACK_CHECKPOINT"
             )
         if info.dtype != infos[0].dtype:
             raise StageError(f"{info.model} computes in {info.dtype}, {infos[0].model} in {infos[0].dtype}")

@@ -1,6 +1,6 @@
 """The first station of a request: from validated inputs to a prompt of token ids, with every limit checked.
 
-Nothing is decoded or encoded yet: image sizes come from the files' headers, so what cannot be served is refused cheaply.
+Nothing is decoded or encoded yet: image sizes come from the files' headers, so what cannot be served is refused early.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from deepstack_serving.engine.packing import pack_rows, pack_sampling
-from deepstack_serving.engine.ports import Handle, StagePort, TokenLogprobs
+from deepstack_serving.engine.ports import Array, Handle, StagePort, TokenLogprobs
 from deepstack_serving.engine.scheduler import Work
 from deepstack_serving.errors import StageError
 from deepstack_serving.injection import StagePlan
@@ -19,7 +19,9 @@ SampledToken = tuple[int, TokenLogprobs]
 class StagePipeline:
     """Walks a list of language stages; knows which features each receives from the stage plans."""
 
-    def __init__(self, port: StagePort, contract: FeatureContract, names: Sequence[str], plans: Sequence[StagePlan]) -> None:
+    def __init__(
+        self, port: StagePort, contract: FeatureContract, names: Sequence[str], plans: Sequence[StagePlan]
+    ) -> None:
         self._port, self.contract, self.names, self.plans = port, contract, tuple(names), tuple(plans)
 
     @property
@@ -27,7 +29,7 @@ class StagePipeline:
         return self.contract.position_axes
 
     def run(self, work: Sequence[Work]) -> list[SampledToken | None]:
-        """The new token of each piece of work, None where it only computed a part of a prompt. Raises DeepstackError."""
+        """The new token of each piece of work, None where it computed only part of a prompt. Raises DeepstackError."""
         rows = pack_rows(work, self.contract.position_axes)
         features = self._join_features(work)
         hidden: Handle = rows.input_ids
@@ -53,7 +55,7 @@ class StagePipeline:
         return self._unpack(work, {name: self._port.array(results[name]) for name in outputs})
 
     @staticmethod
-    def _unpack(work: Sequence[Work], arrays: Mapping[str, np.ndarray]) -> list[SampledToken | None]:
+    def _unpack(work: Sequence[Work], arrays: Mapping[str, Array]) -> list[SampledToken | None]:
         ids, logprobs = arrays["next_ids"].tolist(), arrays["logprobs"].tolist()
         if len(ids) != sum(item.samples for item in work):
             raise StageError(f"the last stage returned {len(ids)} tokens for {sum(item.samples for item in work)} rows")

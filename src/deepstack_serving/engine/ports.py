@@ -6,7 +6,7 @@ The bridge implements them with Triton; tests and the offline runner implement t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -58,7 +58,7 @@ class Output:
     output_tokens: int
     cumulative_logprob: float
     logprobs: tuple[dict[str, Any], ...] = ()
-    options: OutputOptions = OutputOptions()
+    options: OutputOptions = field(default_factory=OutputOptions)
 
 
 class ReplyPort(Protocol):

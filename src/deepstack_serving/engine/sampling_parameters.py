@@ -36,7 +36,11 @@ class SamplingParameters:
 
 def _stop(value: Any) -> tuple[str, ...]:
     texts = [value] if isinstance(value, str) else value
-    if isinstance(texts, list) and len(texts) <= MAX_STOP_STRINGS and all(isinstance(item, str) and item for item in texts):
+    if (
+        isinstance(texts, list)
+        and len(texts) <= MAX_STOP_STRINGS
+        and all(isinstance(item, str) and item for item in texts)
+    ):
         return tuple(texts)
     raise ValueError(value)
 
@@ -57,9 +61,7 @@ _RULES: dict[str, Rule] = {
 }
 
 
-def parse_sampling(
-    text: str | None, parameters: Mapping[str, Any], defaults: SamplingParameters
-) -> SamplingParameters:
+def parse_sampling(text: str | None, parameters: Mapping[str, Any], defaults: SamplingParameters) -> SamplingParameters:
     """The JSON text when there is one, else the request parameters, over the checkpoint's defaults."""
     values = _object(text) if text is not None else parameters
     parsed = {key: _parse(key, value) for key, value in values.items() if value is not None}

@@ -1,7 +1,7 @@
 """Decides who runs: first come, first served admission by free blocks, then one step's work under a token budget.
 
-Each step decodes every running sequence by one token and spends the rest of the budget on prompts, oldest first; a prompt
-that does not fit is cut and goes on in the next step.
+Each step decodes every running sequence by one token and spends the rest of the budget on prompts, oldest first; a
+prompt that does not fit is cut and goes on in the next step.
 """
 
 from __future__ import annotations

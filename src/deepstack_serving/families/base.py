@@ -27,7 +27,7 @@ Int64Array = npt.NDArray[np.int64]
 class VisionFeatures:
     """Features of some images, rows packed in image order.
 
-    `image_embeds` is [rows, width] or None where the family has none; `deepstack` maps a decoder layer to [rows, width].
+    `image_embeds` is [rows, width], None where the family has none; `deepstack` maps a decoder layer to [rows, width].
     """
 
     image_embeds: torch.Tensor | None
@@ -113,5 +113,5 @@ class Family(ABC):
         return cast(torch.Tensor, cast(Any, model).lm_head(self.text_model(model).norm(hidden)))
 
     def rotary(self, model: nn.Module, hidden: torch.Tensor, position_ids: torch.Tensor) -> Any:
-        """What each decoder layer takes as `position_embeddings`; hidden [1, tokens, width], positions [axes, 1, tokens]."""
+        """A decoder layer's `position_embeddings` for hidden [1, tokens, width] and positions [axes, 1, tokens]."""
         return self.text_model(model).rotary_emb(hidden, position_ids)

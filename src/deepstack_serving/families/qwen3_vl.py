@@ -12,8 +12,6 @@ import numpy as np
 import torch
 from PIL.Image import Image
 from torch import nn
-from transformers import AutoModel
-from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from deepstack_serving.errors import CheckpointError, InvalidRequestError
 from deepstack_serving.families.base import Family, ImageProcessing, Int64Array, Positions, VisionFeatures
@@ -24,6 +22,8 @@ class GridImageProcessing(ImageProcessing):
     """Images resized to a grid of patches; merge_size squared patches make one language token."""
 
     def __init__(self, checkpoint: Path) -> None:
+        from transformers.models.auto.image_processing_auto import AutoImageProcessor  # slow to import
+
         # The PIL backend gives the same pixels on every machine; transformers would pick torchvision where it is found.
         self._processor = AutoImageProcessor.from_pretrained(checkpoint, backend="pil")
         self._merge = int(self._processor.merge_size) ** 2
@@ -117,6 +117,8 @@ class _Frozen:
 @lru_cache(maxsize=4)
 def _skeleton(frozen: _Frozen) -> Any:
     """The model class without layers and weights: `get_rope_index` is a method that needs only the config."""
+    from transformers import AutoModel  # slow to import
+
     config = copy.deepcopy(frozen.config)
     config.text_config.num_hidden_layers = 0
     config.text_config.layer_types = []

@@ -33,12 +33,14 @@ def parse_messages(text: str, images: Sequence[bytes]) -> tuple[Conversation, li
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         if not isinstance(parts, list):
             raise InvalidRequestError(f"messages[{index}].content must be a string or a list of parts")
-        parsed = [_part(part, f"messages[{index}].content[{place}]", remaining, found) for place, part in enumerate(parts)]
+        parsed = [
+            _part(part, f"messages[{index}].content[{place}]", remaining, found) for place, part in enumerate(parts)
+        ]
         conversation.append({"role": role, "content": content if isinstance(content, str) else parsed})
     unused = sum(1 for _ in remaining)
     if unused:
         raise InvalidRequestError(
-            f"the input 'image' holds {len(images)} images, but the messages have image parts for {len(images) - unused}"
+            f"the input 'image' holds {len(images)} images, the messages have parts for {len(images) - unused} of them"
         )
     return conversation, found
 
@@ -72,7 +74,9 @@ def _image(part: dict[str, Any], place: str, remaining: Iterator[bytes]) -> byte
     if payload is None:
         image = next(remaining, None)
         if image is None:
-            raise InvalidRequestError(f"{place} has no image: neither data of its own nor one left in the input 'image'")
+            raise InvalidRequestError(
+                f"{place} has no image: neither data of its own nor one left in the input 'image'"
+            )
         return image
     if not isinstance(payload, str):
         raise InvalidRequestError(f"{place} must hold the image as base64 text or a data: URI")

@@ -13,7 +13,7 @@ from deepstack_serving.families.base import Int64Array
 
 @dataclass(frozen=True)
 class Prompt:
-    """Token ids [tokens] with placeholders expanded, and the rows [image tokens] that image features belong to, in order."""
+    """Token ids [tokens] with placeholders expanded, and the rows [image tokens] that features belong to, in order."""
 
     input_ids: Int64Array
     image_rows: Int64Array
@@ -35,7 +35,7 @@ def expand_placeholders(token_ids: Sequence[int], image_token_id: int, image_tok
     places = np.flatnonzero(ids == image_token_id)
     if len(places) != len(image_tokens):
         raise InvalidRequestError(
-            f"the prompt has {len(places)} image placeholders for {len(image_tokens)} images; they must be the same number"
+            f"the prompt has {len(places)} image placeholders for {len(image_tokens)} images; send as many as it has"
         )
     if len(ids) == 0:
         raise InvalidRequestError("the prompt is empty")

@@ -1,8 +1,8 @@
-"""The checkpoint's tokenizer and chat template, with one rule added: text that a user typed never becomes a special token.
+"""The checkpoint's tokenizer and chat template, with one rule added: what a user typed never becomes a special token.
 
-A special token's literal in user text (a placeholder, an end-of-turn mark) is data. It is hidden behind a mark while the
-template is rendered, and tokenised on its own, split, where the mark stands. Texts without such literals are tokenised
-exactly as transformers does.
+A special token's literal in user text (a placeholder, an end-of-turn mark) is data. It is hidden behind a mark while
+the template is rendered, and tokenised on its own, split, where the mark stands. Texts without such literals are
+tokenised exactly as transformers does.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ class PromptTokenizer:
 
     def _render(self, conversation: Conversation) -> str:
         if not self.tokenizer.chat_template:
-            raise InvalidRequestError("this checkpoint has no chat template; send the finished prompt with 'raw_prompt'")
+            raise InvalidRequestError(
+                "this checkpoint has no chat template; send the finished prompt with 'raw_prompt'"
+            )
         try:
             rendered = self.tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:

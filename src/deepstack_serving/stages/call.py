@@ -43,7 +43,12 @@ class LanguageCall:
 
 
 def parse_call(
-    tensors: Tensors, interface: ModelInterface, contract: FeatureContract, plan: StagePlan, blocks: int, block_size: int
+    tensors: Tensors,
+    interface: ModelInterface,
+    contract: FeatureContract,
+    plan: StagePlan,
+    blocks: int,
+    block_size: int,
 ) -> LanguageCall:
     """Raises WireError naming the first tensor that is wrong."""
     dtypes = {name: _DTYPE_NAMES.get(tensor.dtype, str(tensor.dtype)) for name, tensor in tensors.items()}

@@ -1,7 +1,7 @@
 """One language stage: a range of decoder layers, with the embedding in front or the head behind where it owns them.
 
-A call's way: check (call.py), lay out (layout.py), embed or take over hidden states, layers with their deepstack features,
-then hidden states and later layers' features out, or logits and the next tokens.
+A call's way: check (call.py), lay out (layout.py), embed or take over hidden states, layers with their deepstack
+features, then hidden states and later layers' features out, or logits and the next tokens.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Collection
 import torch
 
 from deepstack_serving.attention import ATTENTION, PackedStep
-from deepstack_serving.checkpoint import Checkpoint, load_language_stage
+from deepstack_serving.checkpoint import Checkpoint
 from deepstack_serving.errors import SettingsError, WireError
 from deepstack_serving.injection import InjectionPoint, StagePlan, add_features
 from deepstack_serving.kv_pool import KVPool, blocks_for_memory, kv_shape
@@ -21,6 +21,7 @@ from deepstack_serving.stages.call import LanguageCall, Tensors, check_placehold
 from deepstack_serving.stages.device import limit_cpu_threads, stage_device
 from deepstack_serving.stages.info import StageInfo
 from deepstack_serving.stages.layout import packed_step
+from deepstack_serving.stages.loading import load_language_stage
 from deepstack_serving.wire import SAMPLING, STAGE_INFO, TOP_IDS, TOP_LOGPROBS, deepstack_name, language_interface
 
 CPU_POOL_TOKENS = 32_768
@@ -30,7 +31,14 @@ MAX_TOP_COUNT = 64
 class LanguageStage:
     """Loads its own weights and owns the KV pool of its layers."""
 
-    def __init__(self, settings: Settings, checkpoint: Checkpoint, plans: tuple[StagePlan, ...], names: tuple[str, ...], index: int):
+    def __init__(
+        self,
+        settings: Settings,
+        checkpoint: Checkpoint,
+        plans: tuple[StagePlan, ...],
+        names: tuple[str, ...],
+        index: int,
+    ):
         self.plan = plans[index]
         self.contract = checkpoint.contract
         self.interface = language_interface(self.contract, self.plan)
@@ -53,13 +61,17 @@ class LanguageStage:
             self._pool.block_size,
         )
 
-    def _make_pool(self, settings: Settings, checkpoint: Checkpoint, plans: tuple[StagePlan, ...], names: tuple[str, ...]) -> KVPool:
+    def _make_pool(
+        self, settings: Settings, checkpoint: Checkpoint, plans: tuple[StagePlan, ...], names: tuple[str, ...]
+    ) -> KVPool:
         shape = kv_shape(checkpoint.config.text_config, checkpoint.dtype)
         tokens = settings.kv_pool_tokens or CPU_POOL_TOKENS
         blocks = -(-tokens // settings.block_size)
         if self.device != "cpu" and not settings.kv_pool_tokens:
             memory = torch.cuda.get_device_properties(self.device).total_memory * settings.kv_memory_fraction
-            sharing = [plan for plan, name in zip(plans, names, strict=True) if stage_device(settings, name) == self.device]
+            sharing = [
+                plan for plan, name in zip(plans, names, strict=True) if stage_device(settings, name) == self.device
+            ]
             layers = sum(plan.end_layer - plan.first_layer for plan in sharing)
             blocks = blocks_for_memory(memory, layers, settings.block_size, shape)
         if blocks < 1:
@@ -72,15 +84,15 @@ class LanguageStage:
         """One packed call. Returns the wanted outputs, as tensors that no later call changes."""
         if self.info.answers(outputs):
             return {STAGE_INFO.name: self.info.to_tensor()}
-        call = parse_call(
-            tensors, self.interface, self.contract, self.plan, self._pool.blocks, self._pool.block_size
-        )
+        call = parse_call(tensors, self.interface, self.contract, self.plan, self._pool.blocks, self._pool.block_size)
         features = {name: tensor.to(self.device) for name, tensor in call.features.items()}
         hidden = self._run_layers(self._enter(call, features), call, features)
         if self.plan.is_last:
             return self._sample(hidden, call, outputs)
         # Copies: what the server sends must not alias what the caller or a later call may rewrite.
-        forwarded = {name: features[name].clone() for name in map(deepstack_name, self.plan.forwarded) if name in features}
+        forwarded = {
+            name: features[name].clone() for name in map(deepstack_name, self.plan.forwarded) if name in features
+        }
         return {"hidden_states": hidden, **forwarded}
 
     def _enter(self, call: LanguageCall, features: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -129,12 +141,16 @@ class LanguageStage:
     def _sample(self, hidden: torch.Tensor, call: LanguageCall, outputs: Collection[str]) -> dict[str, torch.Tensor]:
         rows = call.tensors["sample_rows"].to(self.device)
         logits = self._family.logits(self._model, hidden.index_select(0, rows))
-        sampling = {spec.name: call.tensors[spec.name].to(self.device) for spec in SAMPLING if spec.name in call.tensors}
+        sampling = {
+            spec.name: call.tensors[spec.name].to(self.device) for spec in SAMPLING if spec.name in call.tensors
+        }
         forced = call.tensors.get("forced_ids")
         if forced is not None and len(forced) and not 0 <= int(forced.min()) <= int(forced.max()) < logits.shape[-1]:
             raise WireError(f"tensor 'forced_ids' names a token outside 0 to {logits.shape[-1] - 1}")
         choice = choose(
-            logits, SamplingTensors(**sampling) if sampling else None, None if forced is None else forced.to(self.device)
+            logits,
+            SamplingTensors(**sampling) if sampling else None,
+            None if forced is None else forced.to(self.device),
         )
         results = {"next_ids": choice.ids, "logprobs": choice.logprobs}
         if TOP_IDS.name in outputs or TOP_LOGPROBS.name in outputs:

@@ -35,5 +35,5 @@ def _slots(blocks: torch.Tensor, first: int, end: int, block_size: int) -> torch
 def _on_blocks(start: int, end: int, context: int, blocks: torch.Tensor, device: str) -> PackedSequence:
     first = int(blocks[0])
     if int(blocks[-1]) - first == len(blocks) - 1 and bool((blocks.diff() == 1).all()):
-        return PackedSequence(start, end, context, blocks, first_block=first)
+        return PackedSequence(start, end, context, first)
     return PackedSequence(start, end, context, blocks.to(device))

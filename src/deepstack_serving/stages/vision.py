@@ -12,13 +12,14 @@ from dataclasses import dataclass
 import torch
 from PIL.Image import Image
 
-from deepstack_serving.checkpoint import Checkpoint, load_vision_stage
+from deepstack_serving.checkpoint import Checkpoint
 from deepstack_serving.errors import StageError
 from deepstack_serving.feature_cache import FeatureCache, feature_key
 from deepstack_serving.media import ImageLimits, decode_all, raw_bytes
 from deepstack_serving.settings import Settings
 from deepstack_serving.stages.device import limit_cpu_threads, stage_device
 from deepstack_serving.stages.info import StageInfo
+from deepstack_serving.stages.loading import load_vision_stage
 from deepstack_serving.wire import STAGE_INFO, VISION_ENCODER, deepstack_name, vision_interface
 
 
@@ -38,7 +39,9 @@ class VisionStage:
         self.interface = vision_interface(checkpoint.contract)
         self.device = stage_device(settings, VISION_ENCODER)
         limit_cpu_threads(settings)
-        self.info = StageInfo(VISION_ENCODER, checkpoint.fingerprint, checkpoint.contract.dtype, self.device, StageInfo.new_instance())
+        self.info = StageInfo(
+            VISION_ENCODER, checkpoint.fingerprint, checkpoint.contract.dtype, self.device, StageInfo.new_instance()
+        )
         self._family, self._dtype = checkpoint.family, checkpoint.dtype
         self._limits = ImageLimits(max_pixels=settings.max_image_pixels, max_bytes=settings.max_image_bytes)
         self._processing = self._family.image_processing(checkpoint.folder)
@@ -51,9 +54,13 @@ class VisionStage:
         if self.info.answers(wanted):
             return {STAGE_INFO.name: self.info.to_tensor()}
         images = self._encode_all([raw_bytes(file) for file in files])
-        names = [spec.name for spec in self.interface.outputs if spec.name == "image_embeds" or spec.name.startswith("ds_")]
+        names = [
+            spec.name for spec in self.interface.outputs if spec.name == "image_embeds" or spec.name.startswith("ds_")
+        ]
         outputs = {name: torch.cat([image.features[name] for image in images]) for name in names if images}
-        outputs["image_grid_thw"] = torch.stack([image.grid for image in images]) if images else torch.zeros(0, 3).long()
+        outputs["image_grid_thw"] = (
+            torch.stack([image.grid for image in images]) if images else torch.zeros(0, 3).long()
+        )
         outputs["image_tokens"] = torch.tensor([image.tokens for image in images], dtype=torch.int64)
         return outputs
 
@@ -83,7 +90,10 @@ class VisionStage:
             features["image_embeds"] = encoded.image_embeds
         self._check(features, sum(counts))
         # Each image keeps copies: a view would hold the whole batch in the cache.
-        parts = {name: [part.clone() for part in tensor.to(self._dtype).split(counts)] for name, tensor in features.items()}
+        parts = {
+            name: [part.clone() for part in torch.split(tensor.to(self._dtype), counts)]
+            for name, tensor in features.items()
+        }
         return [
             EncodedImage({name: parts[name][index] for name in parts}, inputs["image_grid_thw"][index], count)
             for index, count in enumerate(counts)
@@ -94,4 +104,6 @@ class VisionStage:
             if len(tensor) != rows:
                 raise StageError(f"the encoder gave {len(tensor)} rows of {name!r} for {rows} image tokens")
             if not bool(tensor.isfinite().all()):
-                raise StageError(f"the encoder gave values of {name!r} that are not finite; the images are not answered")
+                raise StageError(
+                    f"the encoder gave values of {name!r} that are not finite; the images are not answered"
+                )

@@ -1,0 +1,102 @@
+"""Load one stage of a checkpoint, reading only that stage's weights.
+
+A stage is the family's own transformers class whose other modules are replaced by empty placeholders before the weights
+are read, so renames, tied heads and rotary buffers stay transformers' business. The loading report is checked strictly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from torch import nn
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+from transformers.utils import logging as transformers_logging
+
+from deepstack_serving.checkpoint import Checkpoint
+from deepstack_serving.errors import CheckpointError
+from deepstack_serving.families.base import Family
+from deepstack_serving.injection import StagePlan
+
+
+class Absent(nn.Identity):
+    """Stands where a module of another stage would be, so that weight names keep their layer numbers."""
+
+
+def load_vision_stage(checkpoint: Checkpoint, device: str) -> nn.Module:
+    """The vision modules only, in eval mode on `device`."""
+    return _load(checkpoint, device, None, "sdpa")
+
+
+def load_language_stage(checkpoint: Checkpoint, plan: StagePlan, device: str, attention: str) -> nn.Module:
+    """Embedding (first stage), the plan's layers, norm and head (last stage), in eval mode on `device`."""
+    return _load(checkpoint, device, plan, attention)
+
+
+def _load(checkpoint: Checkpoint, device: str, plan: StagePlan | None, attention: str) -> nn.Module:
+    base = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(checkpoint.config)]
+
+    def __init__(self: Any, config: Any, *args: Any, **options: Any) -> None:  # noqa: N807 - becomes the class's own
+        base.__init__(self, config, *args, **options)
+        _keep_only(self, checkpoint.family, plan)
+
+    # The subclass keeps the base's name and module: transformers skips its weight conversions for foreign classes.
+    stage = type(base.__name__, (base,), {"__init__": __init__, "__module__": base.__module__})
+    with _quiet():
+        model, report = cast(Any, stage).from_pretrained(
+            checkpoint.folder,
+            dtype=checkpoint.dtype,
+            device_map={"": device} if device != "cpu" else None,
+            attn_implementation=attention,
+            output_loading_info=True,
+        )
+    _check_report(checkpoint.folder, model, report)
+    return cast(nn.Module, model.eval().requires_grad_(False))
+
+
+def _keep_only(model: Any, family: Family, plan: StagePlan | None) -> None:
+    """Replace what the stage does not own; runs inside from_pretrained, before any weight is read."""
+    text = family.text_model(model)
+    tied = bool(getattr(model.config, "tie_word_embeddings", False))
+    owns_head = plan is not None and plan.is_last
+    owned_layers = range(plan.first_layer, plan.end_layer) if plan else range(0)
+    for layer in range(len(text.layers)):
+        if layer not in owned_layers:
+            text.layers[layer] = Absent()
+    if not owns_head:
+        text.norm = Absent()
+        model.lm_head = Absent()
+    if not ((plan is not None and plan.is_first) or (owns_head and tied)):  # a tied head is the embedding matrix
+        text.embed_tokens = Absent()
+    if not (owns_head and tied):
+        model.all_tied_weights_keys = {}
+    if plan is not None:
+        for name in family.vision_modules:
+            setattr(model.model, name, Absent())
+
+
+def _check_report(folder: Path, model: nn.Module, report: dict[str, Any]) -> None:
+    absent = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, Absent))
+    tied = bool(getattr(model.config, "tie_word_embeddings", False))
+    problems = [f"missing {key}" for key in report["missing_keys"] if not (tied and key == "lm_head.weight")]
+    problems += [f"ill-fitting {key}" for key in report["mismatched_keys"]]
+    problems += [f"unknown {key}" for key in report["unexpected_keys"] if not key.startswith(absent)]
+    problems += [str(message) for message in report.get("error_msgs") or []]
+    problems += [f"unset {name}" for name, value in model.named_parameters() if value.is_meta]
+    if problems:
+        raise CheckpointError(f"{folder}: the weights do not fit the config: {'; '.join(sorted(problems)[:8])}")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """transformers lists the other stages' weights as unexpected; `_check_report` judges the report instead."""
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        transformers_logging.enable_progress_bar()
