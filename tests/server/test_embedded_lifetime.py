@@ -130,6 +130,8 @@ def test_interrupted_load_does_not_hold_up_the_stop(tmp_path: Path, monkeypatch:
 def test_killed_server_takes_its_stubs_and_regions_with_it(own_server: EmbeddedServer) -> None:
     process_id = own_server.process_id
     stubs = own_server.stub_process_ids("orchestrator")
+    for number in stubs:
+        os.kill(number, signal.SIGSTOP)  # one that is stuck does not notice that its server is gone
     os.kill(process_id, signal.SIGKILL)
     own_server.wait()
     assert all(has_ended(number) for number in stubs)
