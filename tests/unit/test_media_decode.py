@@ -159,16 +159,16 @@ def test_wide_gray_outside_sixteen_bits_is_refused(value: int) -> None:
 def test_threads_keep_the_order_and_the_pixels() -> None:
     files = [saved(noise(11, 7 + index, 3), "PNG") for index in range(40)]
     with ThreadPoolExecutor(8) as pool:
-        together = decode_all(files, LIMITS, pool)
+        together = decode_all(dict(enumerate(files)), LIMITS, pool)
     assert [picture.tobytes() for picture in together] == [decode(data, LIMITS).tobytes() for data in files]
 
 
 def test_first_bad_file_is_named_by_its_index() -> None:
     good = saved(noise(9, 9, 3), "PNG")
     with ThreadPoolExecutor(4) as pool, pytest.raises(InvalidRequestError, match=r"^image\[1\]: .*cut short"):
-        decode_all([good, good[:-60], b"junk", good], LIMITS, pool)
+        decode_all(dict(enumerate([good, good[:-60], b"junk", good])), LIMITS, pool)
 
 
 def test_no_files_give_no_pictures() -> None:
     with ThreadPoolExecutor(1) as pool:
-        assert decode_all([], LIMITS, pool) == []
+        assert decode_all({}, LIMITS, pool) == []

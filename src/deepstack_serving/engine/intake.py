@@ -61,7 +61,7 @@ class Intake:
                 header = probe(file, self._limits)
                 counts.append(self._processing.token_count(header.width, header.height))
             except InvalidRequestError as error:
-                raise InvalidRequestError(f"image {index}: {error}") from error
+                raise InvalidRequestError(f"image[{index}]: {error}") from error
             files.append(file)
         return files, counts
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -87,18 +87,18 @@ def decode(data: bytes, limits: ImageLimits) -> Image.Image:
     return picture
 
 
-def decode_all(files: Sequence[bytes], limits: ImageLimits, pool: ThreadPoolExecutor) -> list[Image.Image]:
-    """All files decoded side by side, in order. Of several bad files, the first one is named, with its index."""
-    futures = [pool.submit(decode, data, limits) for data in files]
+def decode_all(files: Mapping[int, bytes], limits: ImageLimits, pool: ThreadPoolExecutor) -> list[Image.Image]:
+    """Files by their number in the request, decoded side by side, in order. Of several bad ones the first is named."""
+    futures = {number: pool.submit(decode, data, limits) for number, data in files.items()}
     pictures = []
     try:
-        for index, future in enumerate(futures):
+        for number, future in futures.items():
             try:
                 pictures.append(future.result())
             except InvalidRequestError as error:
-                raise InvalidRequestError(f"image[{index}]: {error}") from error
+                raise InvalidRequestError(f"image[{number}]: {error}") from error
     finally:
-        for future in futures:
+        for future in futures.values():
             future.cancel()
     return pictures
 

@@ -71,8 +71,11 @@ class VisionStage:
     def _encode_all(self, files: list[bytes]) -> list[EncodedImage]:
         keys = [feature_key(file, self._limits, self.info.fingerprint, self.info.dtype) for file in files]
         found = {key: image for key in keys if (image := self._cache.get(key)) is not None}
-        missing = {key: file for key, file in zip(keys, files, strict=True) if key not in found}
-        decoded = decode_all(list(missing.values()), self._limits, self._decoders)
+        missing: dict[str, int] = {}
+        for number, key in enumerate(keys):
+            if key not in found:
+                missing.setdefault(key, number)
+        decoded = decode_all({number: files[number] for number in missing.values()}, self._limits, self._decoders)
         for key, image in zip(missing, self._encode(decoded), strict=True):
             found[key] = image
             self._cache.put(key, image, sum(tensor.nbytes for tensor in image.features.values()))
