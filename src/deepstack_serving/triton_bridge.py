@@ -63,11 +63,6 @@ def triton_error(error: Exception) -> Any:
     return pb_utils.TritonError(error.to_wire(), getattr(pb_utils.TritonError, ErrorCode(error.code).name))
 
 
-def log_info(text: str) -> None:
-    """A line in the server's log."""
-    pb_utils.Logger.log_info(text)
-
-
 def serve(request: Any, submit: Callable[[dict[str, list[Any]], dict[str, Any], TritonReply], None]) -> None:
     """Hand a decoupled request over with its reply; whatever fails on the way ends the reply."""
     reply = TritonReply(request)
@@ -110,7 +105,11 @@ class TritonReply:
     def is_cancelled(self) -> bool:
         """Whether the client is gone; False once the final response is sent."""
         with self._lock:
-            return not self._done and bool(self._sender.is_cancelled())
+            try:
+                return not self._done and bool(self._sender.is_cancelled())
+            except Exception:
+                pb_utils.Logger.log_error(traceback.format_exc())
+                return False
 
     def _respond(self, make: Callable[[], Any], final: bool) -> None:
         with self._lock:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 
 from deepstack_serving.checkpoint import open_checkpoint
-from deepstack_serving.engine.orchestrator import Orchestrator
+from deepstack_serving.engine import orchestrator
+from deepstack_serving.engine.encoder import Done, Encoder
 from deepstack_serving.engine.ports import Output
+from deepstack_serving.engine.sequence import Features, Sequence
 from deepstack_serving.errors import DeepstackError, from_wire
 from deepstack_serving.injection import plan_stages
 from deepstack_serving.settings import Settings, parse_settings
@@ -36,7 +40,7 @@ def zero_deepstack(model: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
 class LocalPort:
     """Implements StagePort. `change` may alter the tensors that a stage sends."""
 
-    def __init__(self, settings: Settings, names: Sequence[str], change: Change = keep) -> None:
+    def __init__(self, settings: Settings, names: SequenceOf[str], change: Change = keep) -> None:
         checkpoint = open_checkpoint(settings.checkpoint, settings.dtype)
         plans = plan_stages(checkpoint.layer_count, len(names), settings.split_points, checkpoint.deepstack_layers)
         self.vision = VisionStage(settings, checkpoint)
@@ -46,7 +50,7 @@ class LocalPort:
         self.change = change
         self.calls: list[tuple[str, tuple[str, ...]]] = []
 
-    def call(self, model: str, inputs: Mapping[str, Any], outputs: Sequence[str]) -> dict[str, torch.Tensor]:
+    def call(self, model: str, inputs: Mapping[str, Any], outputs: SequenceOf[str]) -> dict[str, torch.Tensor]:
         self.calls.append((model, tuple(inputs)))
         tensors = {
             name: value if isinstance(value, torch.Tensor) else torch.tensor(value) for name, value in inputs.items()
@@ -57,7 +61,7 @@ class LocalPort:
             raise from_wire(error.to_wire()) from error
         return {name: self.change(model, name, tensor) for name, tensor in results.items()}
 
-    def call_encoder(self, files: Sequence[bytes], outputs: Sequence[str]) -> dict[str, torch.Tensor]:
+    def call_encoder(self, files: SequenceOf[bytes], outputs: SequenceOf[str]) -> dict[str, torch.Tensor]:
         results = self.vision.run(files, outputs)
         return {name: self.change(VISION_ENCODER, name, tensor) for name, tensor in results.items()}
 
@@ -67,8 +71,8 @@ class LocalPort:
     def empty(self, spec: TensorSpec) -> torch.Tensor:
         return torch.zeros([max(size, 0) for size in spec.shape], dtype=DTYPES[spec.dtype])
 
-    def join(self, _name: str, handles: Sequence[torch.Tensor]) -> torch.Tensor:
-        return torch.cat(list(handles))
+    def join(self, _name: str, handles: SequenceOf[torch.Tensor]) -> torch.Tensor:
+        return handles[0] if len(handles) == 1 else torch.cat(list(handles))
 
 
 class CollectingReply:
@@ -122,20 +126,45 @@ def local_settings(checkpoint: Path, **values: object) -> Settings:
     return parse_settings({**texts, **{name: str(value) for name, value in values.items()}})
 
 
-class LocalServer:
-    """The orchestrator over local stages, started; a context manager that checks that no block leaked."""
+class InlineEncoder(Encoder):
+    """Encodes in the engine's thread, so that when a request joins the others does not depend on timing."""
 
-    def __init__(self, settings: Settings, stages: int = 2, change: Change = keep) -> None:
+    def submit(self, sequence: Sequence, done: Done) -> None:
+        try:
+            result: Features | DeepstackError = self.encode(sequence)
+        except DeepstackError as error:
+            result = error
+        done(sequence, result)
+
+
+class LocalServer:
+    """The orchestrator over local stages; a context manager that checks that no block leaked.
+
+    `held`: started by `start`, not on entry, and encoding inline: what is submitted before runs in the same batches
+    every time.
+    """
+
+    def __init__(self, settings: Settings, stages: int = 2, change: Change = keep, *, held: bool = False) -> None:
         self.port = LocalPort(settings, STAGE_NAMES[stages], change)
-        self.orchestrator = Orchestrator(settings, self.port, STAGE_NAMES[stages])
+        self._held, self._started = held, False
+        with mock.patch.object(orchestrator, "Encoder", InlineEncoder if held else Encoder):
+            self.orchestrator = orchestrator.Orchestrator(settings, self.port, STAGE_NAMES[stages])
 
     def __enter__(self) -> LocalServer:
-        self.orchestrator.start()
+        if not self._held:
+            self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.orchestrator.close()
+        self.port.vision.close()
         self.orchestrator.engine.scheduler.allocator.check(idle=True)
+
+    def start(self) -> None:
+        """Start the engine; a second call does nothing."""
+        if not self._started:
+            self._started = True
+            self.orchestrator.start()
 
     def submit(self, inputs: Mapping[str, list[Any]], **parameters: Any) -> CollectingReply:
         reply = CollectingReply()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from deepstack_serving.checkpoint import Checkpoint
 from deepstack_serving.engine.ports import StagePort
@@ -26,18 +27,20 @@ class Encoder:
 
     def submit(self, sequence: Sequence, done: Done) -> None:
         """Encode in the background."""
-        self._pool.submit(self._run, sequence, done)
+        self._pool.submit(self._run, sequence, done).add_done_callback(_report_surprise)
 
     def close(self) -> None:
         """Let running calls end, drop queued ones."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _run(self, sequence: Sequence, done: Done) -> None:
+        result: Features | DeepstackError = StageError("the images could not be encoded; the server's log says why")
         try:
-            result: Features | DeepstackError = self.encode(sequence)
+            result = self.encode(sequence)
         except DeepstackError as error:
             result = error
-        done(sequence, result)
+        finally:
+            done(sequence, result)
 
     def encode(self, sequence: Sequence) -> Features:
         """Features and positions of a request with images. Raises DeepstackError."""
@@ -51,3 +54,10 @@ class Encoder:
         grid = self._port.array(outputs[IMAGE_GRID.name])
         positions = self._checkpoint.family.positions(self._checkpoint.config, prompt.input_ids, grid)
         return Features({name: outputs[name] for name in self._features}, sum(counts), positions)
+
+
+def _report_surprise(future: Future[None]) -> None:
+    """A pool keeps what nobody foresaw to itself; it belongs in the log."""
+    error = None if future.cancelled() else future.exception()
+    if error is not None:
+        logging.getLogger(__name__).error("encoding failed", exc_info=error)

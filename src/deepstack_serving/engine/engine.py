@@ -7,9 +7,8 @@ fails is tried again for each of its requests alone, so that one request's fault
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from deepstack_serving.engine.connection import Connection
 from deepstack_serving.engine.encoder import Encoder
@@ -35,7 +34,6 @@ class EngineStats:
     steps: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
-    ended: Counter[str] = field(default_factory=Counter)
 
 
 class Engine:
@@ -97,7 +95,7 @@ class Engine:
             if isinstance(message, Submitted):
                 self._backlog.append(message.sequence)
             elif isinstance(message, EndedEarly):
-                self._finish(message.sequence, "ended early")
+                self._finish(message.sequence)
             else:
                 self._encoded(message)
         return not self._inbox.is_closed
@@ -164,14 +162,14 @@ class Engine:
         sequence.features = None
         token_id, logprobs = token
         if token_id < 0:
-            self._finish(sequence, "failed")
+            self._finish(sequence)
             return [Failure(sequence, StageError("the model's logits are not finite; this request cannot be answered"))]
         self.stats.generated_tokens += 1
         sequence.output_ids.append(token_id)
         is_end = token_id in self._eos and not sequence.request.sampling.ignore_eos
         reason = "stop" if is_end else "length" if len(sequence.output_ids) >= sequence.max_tokens else None
         if reason is not None:
-            self._finish(sequence, reason)
+            self._finish(sequence)
         return [Token(sequence, token_id, logprobs, reason, is_end)]
 
     def _recover(self, work: Sequence[Work], error: DeepstackError) -> None:
@@ -199,16 +197,15 @@ class Engine:
             self._fail(sequence, error)
 
     def _fail(self, sequence: Running, error: DeepstackError) -> None:
-        self._finish(sequence, "failed")
+        self._finish(sequence)
         self._report(sequence, error)
 
     def _report(self, sequence: Running, error: DeepstackError) -> None:
         self.outputs.put([Failure(sequence, error)])
 
-    def _finish(self, sequence: Running, reason: str) -> None:
+    def _finish(self, sequence: Running) -> None:
         if sequence in self._backlog:
             self._backlog.remove(sequence)
             sequence.status = Status.FINISHED
         elif sequence.status is not Status.FINISHED:
             self.scheduler.finish(sequence)
-            self.stats.ended[reason] += 1

@@ -1,0 +1,96 @@
+"""What transformers itself makes of a question: its processor's token ids and positions, its unsplit model's answer."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from transformers import AutoModelForImageTextToText, AutoTokenizer, Qwen3VLProcessor
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
+
+from tests.support.asking import NEW_TOKENS, TOP, Answer, Ask
+
+
+class _NoVideo:
+    """Stands for the video processor, which needs torchvision and is not used here."""
+
+    merge_size = 2
+    model_input_names: tuple[str, ...] = ()
+
+
+class _ImageProcessor(Qwen3VLProcessor):
+    def check_argument_for_proper_class(self, name: str, argument: object) -> object:
+        return None if name == "video_processor" else super().check_argument_for_proper_class(name, argument)
+
+
+_ImageProcessor.__name__ = Qwen3VLProcessor.__name__  # the base class looks its parts up by this name
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The prompt as transformers builds it: ids [tokens], positions [3, tokens], and the delta of later tokens."""
+
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    delta: int
+
+
+class Reference:
+    """The whole checkpoint in one transformers model, and its processor with the PIL image backend."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+        self.processor = _ImageProcessor(
+            image_processor=AutoImageProcessor.from_pretrained(checkpoint, backend="pil"),
+            tokenizer=tokenizer,
+            video_processor=_NoVideo(),
+            chat_template=tokenizer.chat_template,
+        )
+        self.model = AutoModelForImageTextToText.from_pretrained(checkpoint).eval()
+        self.model.generation_config.eos_token_id = None
+
+    def inputs(self, ask: Ask) -> dict[str, torch.Tensor]:
+        """What the model takes: the processor's output for one user turn."""
+        content: list[dict[str, Any]] = [{"type": "image"} for _ in ask.images]
+        turn = [{"role": "user", "content": [*content, {"type": "text", "text": ask.text}]}]
+        prompt = self.processor.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+        images = [Image.open(io.BytesIO(file)).convert("RGB") for file in ask.images]
+        return dict(self.processor(text=[prompt], images=images or None, return_tensors="pt"))
+
+    def prompt(self, ask: Ask) -> Expected:
+        """Ids and positions, as the model computes them from the processor's output."""
+        inputs = self.inputs(ask)
+        positions, delta = self.model.model.get_rope_index(
+            inputs["input_ids"],
+            mm_token_type_ids=inputs["mm_token_type_ids"],
+            image_grid_thw=inputs.get("image_grid_thw"),
+        )
+        return Expected(inputs["input_ids"][0], positions[:, 0], int(delta[0]))
+
+    @torch.inference_mode()
+    def logprobs(self, ask: Ask) -> torch.Tensor:
+        """Log-probabilities [tokens, vocabulary] at every token of the prompt, by one forward pass."""
+        self.model.model.rope_deltas = None
+        logits: torch.Tensor = self.model(**self.inputs(ask)).logits[0]
+        return logits.float().log_softmax(-1)
+
+    def generate(self, ask: Ask, new_tokens: int = NEW_TOKENS) -> Answer:
+        """Greedy, without an end."""
+        self.model.model.rope_deltas = None
+        inputs = self.inputs(ask)
+        result = self.model.generate(
+            **inputs, max_new_tokens=new_tokens, do_sample=False, output_logits=True, return_dict_in_generate=True
+        )
+        ids = result.sequences[0, inputs["input_ids"].shape[1] :]
+        logprobs = torch.cat(result.logits).float().log_softmax(-1)
+        best = logprobs.topk(TOP)
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return Answer(
+            tuple(ids.tolist()),
+            tuple(logprobs.gather(1, ids[:, None])[:, 0].tolist()),
+            tuple(tuple(zip(*pair, strict=True)) for pair in pairs),
+        )
