@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 from demo.cells import cell_labels, interpolation, patch_coordinates, to_patches
 from demo.digits import Scans
 from demo.ink import AUGMENTED, PLAIN
-from demo.pictures import CELL_PX, SIZE_JITTER_PX, SIZES, Scene, compose_scene
+from demo.pictures import CELL_PX, SIZE_JITTER_PX, SIZES, Scene, Truth, compose_scene
 from demo.questions import (
     GREETING_ANSWER,
     GREETINGS,
@@ -35,7 +35,8 @@ from demo.tokenizer import IMAGE_PART, prompt_text, token_id
 IGNORED = -100
 TEXT_TOKENS = 80
 """Room for everything but the picture in one row."""
-KIND_SHARES = {Kind.READ: 0.42, Kind.PLACE: 0.2, Kind.COLOUR: 0.08, Kind.SHAPE: 0.08, Kind.BOTH: 0.22}
+KIND_SHARES = {Kind.READ: 0.48, Kind.PLACE: 0.13, Kind.COLOUR: 0.06, Kind.SHAPE: 0.11, Kind.BOTH: 0.22}
+QUESTIONS_PER_PICTURE = 2
 NO_PICTURE_SHARE = 0.02
 PLAIN_SHARE = 0.25
 MAIN_DROP = 0.6
@@ -43,13 +44,13 @@ MAIN_DROP = 0.6
 
 
 class Batch(NamedTuple):
-    """Right-padded rows, one picture each.
+    """Right-padded rows, one question each, and their pictures (QUESTIONS_PER_PICTURE rows share one).
 
-    patches        uint8 [rows, patches, 3 * side * side], cell by cell
+    patches        uint8 [pictures, patches, 3 * side * side], cell by cell
     stretch        [patches, table entries]: how the position table is stretched over the picture
     coordinates    [2, patches]: row and column of each patch
-    cell_labels    [rows, cells, 5]: what each cell shows, see cells.py
-    main_kept      [rows, 1, 1]: 0 where the main embeddings are zeroed
+    cell_labels    [pictures, cells, 5]: what each cell shows, see cells.py
+    main_kept      [pictures, 1, 1]: 0 where the main embeddings are zeroed
     token_ids      [rows, tokens]
     picture_index  [rows * tokens]: the cell, counted through the whole batch, that stands at this token
     is_picture     [rows, tokens, 1]: 1 where a cell stands
@@ -71,11 +72,18 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """One question, its answer and the picture (which the prompt may leave out)."""
+    """One question and its answer."""
 
     prompt: str
     answer: str
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A picture and the questions about it; a prompt may leave the picture out."""
+
     scene: Scene
+    rows: tuple[Row, ...]
     main_kept: bool
 
 
@@ -95,49 +103,56 @@ class TrainingBatches(Dataset[Batch]):
         if self._tokenizer is None:
             self._tokenizer = Tokenizer.from_str(self._tokenizer_json)
         size = SIZES[int(random.integers(len(SIZES)))]
-        return collate(self._tokenizer, [make_row(random, self._scans, size) for _ in range(self._rows)], size)
+        pictures = self._rows // QUESTIONS_PER_PICTURE
+        return collate(self._tokenizer, [make_lesson(random, self._scans, size) for _ in range(pictures)], size)
 
 
-def make_row(random: np.random.Generator, scans: Scans, size: tuple[int, int]) -> Row:
-    """One question about one picture of about this (width, height)."""
-    kind = list(KIND_SHARES)[int(random.choice(len(KIND_SHARES), p=list(KIND_SHARES.values())))]
-    question = vary(random, choose_question(random, kind))
-    system = SYSTEM_TEXTS[int(random.integers(len(SYSTEM_TEXTS)))] if random.random() < 0.15 else None
+def make_lesson(random: np.random.Generator, scans: Scans, size: tuple[int, int]) -> Lesson:
+    """A picture of about this (width, height)."""
     shift = random.integers(-SIZE_JITTER_PX, SIZE_JITTER_PX + 1, 2)
     style = PLAIN if random.random() < PLAIN_SHARE else AUGMENTED
     scene = compose_scene(random, scans, style, (size[0] + int(shift[0]), size[1] + int(shift[1])))
-    main_kept = bool(random.random() >= MAIN_DROP)
+    rows = tuple(make_row(random, scene.truth) for _ in range(QUESTIONS_PER_PICTURE))
+    return Lesson(scene, rows, bool(random.random() >= MAIN_DROP))
+
+
+def make_row(random: np.random.Generator, truth: Truth) -> Row:
+    """One question; seldom without the picture, and then the answer is that there is none."""
+    kind = list(KIND_SHARES)[int(random.choice(len(KIND_SHARES), p=list(KIND_SHARES.values())))]
+    question = vary(random, choose_question(random, kind))
+    system = SYSTEM_TEXTS[int(random.integers(len(SYSTEM_TEXTS)))] if random.random() < 0.15 else None
     if random.random() < NO_PICTURE_SHARE:
         greets = random.random() < 0.5
         said = vary(random, GREETINGS[int(random.integers(len(GREETINGS)))]) if greets else question
-        return Row(prompt_text(said, system), GREETING_ANSWER if greets else NO_PICTURE_ANSWER, scene, main_kept)
+        return Row(prompt_text(said, system), GREETING_ANSWER if greets else NO_PICTURE_ANSWER)
     user = f"{question}{IMAGE_PART}" if random.random() < 0.1 else f"{IMAGE_PART}{question}"
-    return Row(prompt_text(user, system), answer(kind, scene.truth), scene, main_kept)
+    return Row(prompt_text(user, system), answer(kind, truth))
 
 
-def collate(tokenizer: Tokenizer, rows: list[Row], size: tuple[int, int]) -> Batch:
+def collate(tokenizer: Tokenizer, lessons: list[Lesson], size: tuple[int, int]) -> Batch:
     """Fit every picture to `size`, as the image processor does, and pad every row to the same length."""
     grid = (size[1] // CELL_PX, size[0] // CELL_PX)
     cells = grid[0] * grid[1]
     image, end, padding = (token_id(tokenizer, name) for name in ("<|image_pad|>", "<|im_end|>", "<|endoftext|>"))
+    rows = [(number, row) for number, lesson in enumerate(lessons) for row in lesson.rows]
     length = cells + TEXT_TOKENS
     token_ids = np.full((len(rows), length), padding, np.int64)
     labels = np.full((len(rows), length), IGNORED, np.int64)
     positions = np.empty((3, len(rows), length), np.int64)
     picture_index = np.zeros((len(rows), length), np.int64)
-    for index, row in enumerate(rows):
+    for index, (picture, row) in enumerate(rows):
         prompt, reply = _encode(tokenizer, row, image, cells), [*tokenizer.encode(row.answer).ids, end]
         token_ids[index, : len(prompt) + len(reply)] = prompt + reply
         labels[index, len(prompt) : len(prompt) + len(reply)] = reply
         is_image = token_ids[index] == image
         positions[:, index] = row_positions(is_image, grid)
-        picture_index[index, is_image] = index * cells + np.arange(int(is_image.sum()))
+        picture_index[index, is_image] = picture * cells + np.arange(int(is_image.sum()))
     arrays = (
-        np.stack([to_patches(row.scene.picture, size) for row in rows]),
+        np.stack([to_patches(lesson.scene.picture, size) for lesson in lessons]),
         interpolation(grid),
         np.stack(patch_coordinates(grid)).astype(np.float32),
-        np.stack([cell_labels(row.scene, size) for row in rows]),
-        np.array([row.main_kept for row in rows], np.float32)[:, None, None],
+        np.stack([cell_labels(lesson.scene, size) for lesson in lessons]),
+        np.array([lesson.main_kept for lesson in lessons], np.float32)[:, None, None],
         token_ids,
         picture_index.reshape(-1),
         (token_ids == image).astype(np.float32)[..., None],

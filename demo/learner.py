@@ -67,11 +67,11 @@ def run_language(model: Qwen3VLForConditionalGeneration, batch: Batch, main: Ten
 
 
 def encode_pictures(visual: nn.Module, batch: Batch) -> tuple[Tensor, list[Tensor]]:
-    """Main embeddings [rows, cells, width] and one such tensor per deepstack level."""
+    """Main embeddings [pictures, cells, width] and one such tensor per deepstack level."""
     modules: Any = visual
-    rows, count, _ = batch.patches.shape
+    pictures, count, _ = batch.patches.shape
     width = modules.config.out_hidden_size
-    hidden = modules.patch_embed(_as_frames(batch.patches)).view(rows, count, -1)
+    hidden = modules.patch_embed(_as_frames(batch.patches)).view(pictures, count, -1)
     hidden = hidden + batch.stretch @ modules.pos_embed.weight
     turns = _rotations(modules.rotary_pos_emb.inv_freq, batch.coordinates)
     deepstack: list[Tensor] = []
@@ -80,8 +80,8 @@ def encode_pictures(visual: nn.Module, batch: Batch) -> tuple[Tensor, list[Tenso
         hidden = hidden + block.mlp(block.norm2(hidden))
         if number in modules.deepstack_visual_indexes:
             merger = modules.deepstack_merger_list[len(deepstack)]
-            deepstack.append(merger(hidden).view(rows, -1, width))
-    return modules.merger(hidden).view(rows, -1, width), deepstack
+            deepstack.append(merger(hidden).view(pictures, -1, width))
+    return modules.merger(hidden).view(pictures, -1, width), deepstack
 
 
 def _embed(table: Tensor, token_ids: Tensor) -> Tensor:
@@ -109,11 +109,11 @@ def _rotations(inverse_frequency: Tensor, coordinates: Tensor) -> tuple[Tensor, 
 
 
 def _attend(attention: Any, hidden: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
-    rows, patches, width = hidden.shape
-    packed = attention.qkv(hidden).view(rows, patches, 3, attention.num_heads, -1).permute(2, 0, 3, 1, 4)
+    pictures, patches, width = hidden.shape
+    packed = attention.qkv(hidden).view(pictures, patches, 3, attention.num_heads, -1).permute(2, 0, 3, 1, 4)
     query, key, value = packed.unbind(0)
     mixed = functional.scaled_dot_product_attention(_turn(query, turns), _turn(key, turns), value)
-    projected: Tensor = attention.proj(mixed.transpose(1, 2).reshape(rows, patches, width))
+    projected: Tensor = attention.proj(mixed.transpose(1, 2).reshape(pictures, patches, width))
     return projected
 
 

@@ -30,6 +30,7 @@ from demo.digits import load_split
 from demo.evaluate import evaluate_folder
 from demo.graphed import StepRunner
 from demo.learner import PROBE_WEIGHT, Probes, training_loss
+from demo.prefetch import fetch_ahead
 from demo.tokenizer import train_tokenizer
 
 REPORT_EVERY = 100
@@ -131,7 +132,7 @@ def _run_steps(plan: Plan, model: Qwen3VLForConditionalGeneration, loader: Itera
     optimizer = _optimizer(plan, parameters)
     started, losses, pictures, step, waited_s = time.monotonic(), torch.zeros(2), 0, 0, 0.0
     asked = started
-    for step, batch in enumerate(loader, start=1):
+    for step, batch in enumerate(fetch_ahead(loader), start=1):
         now = time.monotonic()
         waited_s += now - asked
         for group in optimizer.param_groups:
@@ -139,7 +140,7 @@ def _run_steps(plan: Plan, model: Qwen3VLForConditionalGeneration, loader: Itera
         losses = run(batch)
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
-        pictures += plan.rows
+        pictures += len(batch.patches)
         if step % REPORT_EVERY == 0:
             answers, probed = losses.tolist()
             print(f"step {step}  answers {answers:.4f}  probes {probed:.4f}  {now - started:.0f} s", end="  ")
@@ -182,7 +183,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--limit-s", type=float, default=420.0, help="seconds of training at most")
     parser.add_argument("--rows", type=int, default=256, help="questions per step")
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--peak-rate", type=float, default=1.5e-3)
+    parser.add_argument("--peak-rate", type=float, default=1.2e-3)
     parser.add_argument("--workers", type=int, default=max(0, (os.cpu_count() or 1) - 1))
     parser.add_argument("--evaluate", type=int, default=500, help="held-out pictures")
     return parser.parse_args()

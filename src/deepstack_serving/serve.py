@@ -10,9 +10,9 @@ import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn, Self, TextIO
+from typing import NoReturn
 
-from deepstack_serving.embedded import EmbeddedServer, EmbeddedServerError, Ports, Progress, ServerOptions
+from deepstack_serving.embedded import EmbeddedServer, EmbeddedServerError, Ports, ProgressDisplay, ServerOptions
 from deepstack_serving.errors import DeepstackError
 from deepstack_serving.settings import FILE_VARIABLE, PREFIX, load_settings
 
@@ -108,7 +108,7 @@ def _serve(arguments: argparse.Namespace) -> None:
 
 def _serve_until_signal(server: EmbeddedServer, arguments: argparse.Namespace) -> None:
     _write(f"server started as process {server.process_id}, log in {server.log_path}\n")
-    with _Display(sys.stdout) as display:
+    with ProgressDisplay(sys.stdout) as display:
         server.wait_until_ready(arguments.timeout, lambda: _probe(server), display.show)
     _write(_announcement(server, arguments))
     if not arguments.until_ready_only:
@@ -166,30 +166,6 @@ def _setting(text: str) -> tuple[str, str]:
 
 def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
-
-
-class _Display:
-    """Says what the start is waiting for: a line that counts seconds on a terminal, else a line per change."""
-
-    def __init__(self, output: TextIO) -> None:
-        self._output = output
-        self._pending: tuple[str, ...] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._output.isatty():
-            self._output.write("\n")
-
-    def show(self, progress: Progress) -> None:
-        text = f"loading {', '.join(progress.pending)}" if progress.pending else "waiting for the first answer"
-        if self._output.isatty():
-            self._output.write(f"\r\033[K{text} ... {progress.elapsed_s:.0f} s")
-        elif progress.pending != self._pending:
-            self._output.write(f"{text} ... {progress.elapsed_s:.0f} s\n")
-        self._pending = progress.pending
-        self._output.flush()
 
 
 def _write(text: str) -> None:

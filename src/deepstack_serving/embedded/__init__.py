@@ -1,5 +1,6 @@
 """Runs the real tritonserver from the pip wheel `nvidia-pytriton`, without a container: lay out, start, wait, stop."""
 
+from deepstack_serving.embedded.display import ProgressDisplay
 from deepstack_serving.embedded.failures import (
     EmbeddedServerError,
     MissingLibraryError,
@@ -20,6 +21,7 @@ __all__ = [
     "PortInUseError",
     "Ports",
     "Progress",
+    "ProgressDisplay",
     "ProgressListener",
     "ServerOptions",
     "ServerStartError",
