@@ -19,9 +19,9 @@ from typing import Any
 
 from bench.machine import command_line, describe
 from bench.serving import DEMO_CHECKPOINT, RESULTS, embedded_server, say
+from deepstack_client import AsyncClient
 from demo.control import zeroed_copy
 from demo.evaluate import MAX_NEW_TOKENS, Case, held_out_cases, score
-from deepstack_client import AsyncClient
 
 CONCURRENCY = 32
 

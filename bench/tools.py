@@ -64,8 +64,8 @@ def aiperf(cache: Path) -> Tool:
         run_command([sys.executable, "-m", "venv", str(folder)])
         run_command([str(folder / "bin" / "pip"), "install", "--quiet", f"aiperf=={AIPERF_VERSION}"], timeout_s=1200)
         complete.touch()
-    # The tokenizer is a local folder; nothing is to be looked up elsewhere.
-    return Tool(program, {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"})
+    # AIPerf's offline mode takes a tokenizer folder for a name in the hub's cache; without it, it reads the folder.
+    return Tool(program, {"HF_HUB_OFFLINE": "", "TRANSFORMERS_OFFLINE": ""})
 
 
 def run_command(

@@ -19,7 +19,7 @@ MERGE = 2
 TABLE_SIDE = 16
 """The learned position table has this many rows and columns."""
 LABEL_COUNTS = (11, 7, 1 + len(PLACES), 1 + len(COLOURS), 1 + len(SHAPES))
-"""What is known of a cell, 0 for nothing: its digit, the digit's place in the number; the mark's side, colour, shape."""
+"""Known of a cell, 0 for nothing: its digit, which one of the number that is; the side, colour, shape of the mark."""
 SMALLEST_OVERLAP = 0.2
 
 

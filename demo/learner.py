@@ -71,7 +71,7 @@ def encode_pictures(visual: nn.Module, batch: Batch) -> tuple[Tensor, list[Tenso
     modules: Any = visual
     pictures, count, _ = batch.patches.shape
     width = modules.config.out_hidden_size
-    hidden = modules.patch_embed(_as_frames(batch.patches)).view(pictures, count, -1)
+    hidden = modules.patch_embed(as_frames(batch.patches)).view(pictures, count, -1)
     hidden = hidden + batch.stretch @ modules.pos_embed.weight
     turns = _rotations(modules.rotary_pos_emb.inv_freq, batch.coordinates)
     deepstack: list[Tensor] = []
@@ -96,7 +96,7 @@ def _spread(features: Tensor, batch: Batch) -> Tensor:
     return features.flatten(0, 1).index_select(0, batch.picture_index).view(rows, tokens, -1) * batch.is_picture
 
 
-def _as_frames(patches: Tensor) -> Tensor:
+def as_frames(patches: Tensor) -> Tensor:
     """uint8 to -1..1, each patch twice in time, as a still picture goes in: [all patches, 3 * 2 * side * side]."""
     values = patches.float().div(127.5).sub(1).view(-1, 3, 1, patches.shape[-1] // 3)
     return values.expand(-1, -1, 2, -1).reshape(len(values), -1)

@@ -1,4 +1,4 @@
-"""Takes batches out of the workers' shared memory on a thread of its own, so that the training loop never waits for that."""
+"""Takes batches out of the workers' shared memory on a thread, so that the training loop never waits for that."""
 
 from __future__ import annotations
 

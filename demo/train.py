@@ -33,7 +33,7 @@ from demo.learner import PROBE_WEIGHT, Probes, training_loss
 from demo.prefetch import fetch_ahead
 from demo.tokenizer import train_tokenizer
 
-REPORT_EVERY = 100
+REPORT_EVERY = 200
 WARM_UP_STEPS = 300
 
 

@@ -119,7 +119,17 @@ class TritonReply:
             try:
                 self._sender.send(make(), flags=FINAL if final else 0)
             except Exception:
-                pb_utils.Logger.log_error(traceback.format_exc())
+                self._done = True
+                self._give_up()
+
+    def _give_up(self) -> None:
+        """A response could not be made or sent: without a final one the client would wait for ever."""
+        try:
+            pb_utils.Logger.log_error(traceback.format_exc())
+            error = pb_utils.TritonError("[INTERNAL] the response could not be sent; the server's log says why")
+            self._sender.send(pb_utils.InferenceResponse(output_tensors=[], error=error), flags=FINAL)
+        except Exception:
+            pb_utils.Logger.log_error(traceback.format_exc())
 
 
 class TritonStagePort:

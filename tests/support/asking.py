@@ -34,12 +34,14 @@ class Answer:
     top: tuple[tuple[tuple[int, float], ...], ...]
 
     def distance(self, other: Answer) -> float:
-        """Largest difference of the log-probabilities of the same tokens; NaN where one has them and one has not."""
-        pairs = list(zip(self.logprobs, other.logprobs, strict=True))
-        for mine, theirs in zip(self.top, other.top, strict=True):
-            known = dict(theirs)
-            pairs += [(value, known[token]) for token, value in mine if token in known]
-        return max(abs(mine - theirs) for mine, theirs in pairs)
+        """Largest difference of the log-probabilities of the same tokens, chosen or alternative."""
+        chosen = (abs(mine - theirs) for mine, theirs in zip(self.logprobs, other.logprobs, strict=True))
+        return max(*chosen, self.top_distance(other))
+
+    def top_distance(self, other: Answer) -> float:
+        """Largest difference of the log-probabilities of alternatives that both answers name."""
+        pairs = zip(map(dict, self.top), map(dict, other.top), strict=True)
+        return max(abs(mine[token] - theirs[token]) for mine, theirs in pairs for token in mine.keys() & theirs.keys())
 
 
 def picture(width: int, height: int, seed: int = 0) -> bytes:

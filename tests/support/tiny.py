@@ -79,7 +79,20 @@ def write_checkpoint(folder: Path, shape: TinyShape | None = None) -> Path:
 
 
 def _config(shape: TinyShape, ids: dict[str, int]) -> Qwen3VLConfig:
-    text = {
+    return Qwen3VLConfig(
+        text_config=_text_config(shape, ids),
+        vision_config=_vision_config(shape),
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+        tie_word_embeddings=shape.tied,
+    )
+
+
+def _text_config(shape: TinyShape, ids: dict[str, int]) -> dict[str, object]:
+    rope = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
+    return {
         "vocab_size": -(-len(ids) // 64) * 64,
         "hidden_size": HIDDEN_SIZE,
         "intermediate_size": 2 * HIDDEN_SIZE,
@@ -91,14 +104,12 @@ def _config(shape: TinyShape, ids: dict[str, int]) -> Qwen3VLConfig:
         "tie_word_embeddings": shape.tied,
         "eos_token_id": ids["<|im_end|>"],
         "pad_token_id": ids["<|endoftext|>"],
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 5e6,
-            "mrope_section": [4, 2, 2],
-            "mrope_interleaved": True,
-        },
+        "rope_parameters": rope,
     }
-    vision = {
+
+
+def _vision_config(shape: TinyShape) -> dict[str, object]:
+    return {
         "depth": shape.vision_depth,
         "hidden_size": 32,
         "intermediate_size": 64,
@@ -110,15 +121,6 @@ def _config(shape: TinyShape, ids: dict[str, int]) -> Qwen3VLConfig:
         "num_position_embeddings": 64,
         "deepstack_visual_indexes": list(shape.deepstack_indexes),
     }
-    return Qwen3VLConfig(
-        text_config=text,
-        vision_config=vision,
-        image_token_id=ids["<|image_pad|>"],
-        video_token_id=ids["<|video_pad|>"],
-        vision_start_token_id=ids["<|vision_start|>"],
-        vision_end_token_id=ids["<|vision_end|>"],
-        tie_word_embeddings=shape.tied,
-    )
 
 
 @torch.no_grad()
@@ -152,11 +154,9 @@ def _write_tokenizer(folder: Path) -> dict[str, int]:
     tokenizer.train_from_iterator(SENTENCES * 4, trainer)
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL_TOKENS])
     tokenizer.save(str(folder / "tokenizer.json"))
+    options = {"tokenizer_class": "Qwen2Tokenizer", "add_prefix_space": False, "clean_up_tokenization_spaces": False}
     names = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "bos_token": None, "unk_token": None}
-    _write_json(
-        folder / "tokenizer_config.json",
-        {"tokenizer_class": "Qwen2Tokenizer", "add_prefix_space": False, "clean_up_tokenization_spaces": False, **names},
-    )
+    _write_json(folder / "tokenizer_config.json", {**options, **names})
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     return tokenizer.get_vocab(with_added_tokens=True)
 

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+
 from deepstack_client import AsyncClient, ConnectError, RequestCancelledError, RequestTimeoutError, ServerError
 from deepstack_client.testing import FakeTransport, Gate, answer, piece
 

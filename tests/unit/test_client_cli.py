@@ -8,6 +8,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+
 from deepstack_client import ServerUnavailableError
 from deepstack_client.cli import main
 from deepstack_client.cli.progress import Stopwatch, WaitingNotice

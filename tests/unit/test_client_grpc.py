@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
 from deepstack_client import (
     AsyncClient,
     Client,
@@ -18,7 +20,6 @@ from deepstack_client import (
     ServerError,
     ServerUnavailableError,
 )
-from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 UNREACHABLE = "grpc://127.0.0.1:1"
 

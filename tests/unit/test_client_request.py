@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from deepstack_client import InvalidRequestError, RequestOptions
 from deepstack_client.request import RequestFactory, WireRequest
 

@@ -1,6 +1,7 @@
 """The client's reading of responses: chunks, the completion, broken contracts, and error texts."""
 
 import pytest
+
 from deepstack_client import (
     InvalidRequestError,
     ProtocolError,

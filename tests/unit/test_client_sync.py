@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+
 from deepstack_client import (
     Client,
     ConnectError,

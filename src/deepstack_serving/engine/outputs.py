@@ -70,17 +70,14 @@ class OutputWorker:
         self._events: queue.SimpleQueue[Sequence[Event] | None] = queue.SimpleQueue()
         self._open: dict[Running, _Open] = {}
         self.is_dead = False
-        self.begun = 0
-        self.ended = 0
 
     @property
     def active(self) -> int:
         """Requests whose client still waits."""
-        return self.begun - self.ended
+        return len(self._open)
 
     def put(self, events: Sequence[Event]) -> None:
         """Hand over events, in order. When the thread is gone, the requests' replies end here."""
-        self.begun += sum(isinstance(event, Begin) for event in events)
         self._events.put(events)
         if self.is_dead:
             self._end_all()
@@ -135,7 +132,7 @@ class OutputWorker:
             item.pending += item.text.flush()
             reason = "stop" if item.text.stopped else reason
         if reason is not None:
-            self._close(item.sequence)
+            del self._open[item.sequence]
             if event.finish_reason is None:
                 self._end_early(item.sequence)
         if reason is not None or (item.sequence.request.output.stream and item.pending):
@@ -166,13 +163,8 @@ class OutputWorker:
                 self._fail(item.sequence, CancelledError("the request was cancelled by its client"))
 
     def _fail(self, sequence: Running, error: DeepstackError) -> None:
-        if sequence in self._open:
-            self._close(sequence)
+        if self._open.pop(sequence, None) is not None:
             sequence.reply.fail(error)
-
-    def _close(self, sequence: Running) -> None:
-        del self._open[sequence]
-        self.ended += 1
 
     def _describe(self, event: Token) -> dict[str, Any]:
         values = event.logprobs

@@ -74,7 +74,7 @@ def parse_sampling(text: str | None, parameters: Mapping[str, Any], defaults: Sa
 def _object(text: str) -> dict[str, Any]:
     try:
         values = json.loads(text) if text.strip() else {}
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number too long to read is a plain ValueError
         raise InvalidRequestError(f"'sampling_parameters' is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise InvalidRequestError("'sampling_parameters' must be a JSON object")

@@ -56,14 +56,21 @@ def parse_call(
     queries, contexts = tensors["query_lengths"].tolist(), tensors["context_lengths"].tolist()
     rows = tensors["position_ids"].shape[1]
     _check_lengths(queries, contexts, rows)
-    if len(tensors["input_ids" if plan.is_first else "hidden_states"]) != rows:
-        raise WireError(f"tensor 'position_ids' has {rows} rows, the rows of the call are another number")
+    entering = "input_ids" if plan.is_first else "hidden_states"
+    if len(tensors[entering]) != rows:
+        raise WireError(f"tensor {entering!r} has {len(tensors[entering])} rows, 'position_ids' has {rows}")
     tables = _block_tables(tensors, queries, contexts, blocks, block_size)
     names = [spec.name for spec in feature_inputs(contract, plan)]
     features = _features(tensors, names, rows)
     if plan.is_last:
         _check_sampling(tensors, rows)
     return LanguageCall(tensors, queries, contexts, tables, features)
+
+
+def check_token_ids(ids: torch.Tensor, vocabulary: int) -> None:
+    """A token that the embedding does not have would end a CUDA process, not only the call."""
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
+        raise WireError(f"tensor 'input_ids' names a token outside 0 to {vocabulary - 1}")
 
 
 def check_placeholders(call: LanguageCall, image_token_id: int) -> None:

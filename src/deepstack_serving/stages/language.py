@@ -17,7 +17,7 @@ from deepstack_serving.injection import InjectionPoint, StagePlan, add_features
 from deepstack_serving.kv_pool import KVPool, blocks_for_memory, kv_shape
 from deepstack_serving.sampling import SamplingTensors, choose, top_logprobs
 from deepstack_serving.settings import Settings
-from deepstack_serving.stages.call import LanguageCall, Tensors, check_placeholders, parse_call
+from deepstack_serving.stages.call import LanguageCall, Tensors, check_placeholders, check_token_ids, parse_call
 from deepstack_serving.stages.device import limit_cpu_threads, stage_device
 from deepstack_serving.stages.info import StageInfo
 from deepstack_serving.stages.layout import packed_step
@@ -46,6 +46,7 @@ class LanguageStage:
         limit_cpu_threads(settings)
         self._family = checkpoint.family
         self._image_token_id = self._family.image_token_id(checkpoint.config)
+        self._vocabulary = int(checkpoint.config.text_config.vocab_size)
         self._model = load_language_stage(checkpoint, self.plan, self.device, ATTENTION)
         self._layers = self._family.text_model(self._model).layers
         self._pool = self._make_pool(settings, checkpoint, plans, names)
@@ -99,6 +100,7 @@ class LanguageStage:
         """The rows that layer `first_layer` takes, [rows, width]."""
         if not self.plan.is_first:
             return call.tensors["hidden_states"].to(self.device)
+        check_token_ids(call.tensors["input_ids"], self._vocabulary)
         check_placeholders(call, self._image_token_id)
         hidden = self._family.embed(self._model, call.tensors["input_ids"].to(self.device))
         if call.has_images:

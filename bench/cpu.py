@@ -1,0 +1,130 @@
+"""The server beside transformers' `generate` on this machine's CPU: `python -m bench.cpu`.
+
+Two checkpoints: the demo's, and one of 0.4 B random parameters. Writes figures as JSON and as a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.checkpoint import ensure_checkpoint
+from bench.comparison import Plan, compare, targets
+from bench.failures import BenchError
+from bench.figures import markdown_table
+from bench.machine import command_line, describe
+from bench.serving import CACHE, DEMO_CHECKPOINT, RESULTS, say
+from deepstack_serving.errors import DeepstackError
+
+_ARMS = ("demo", "random")
+_DTYPES = ("float32", "bfloat16")
+
+
+def main() -> int:
+    """Exit code 1 with one line on standard error when anything fails."""
+    arguments = _parse()
+    plan = Plan(
+        arguments.samples, arguments.clients, arguments.rounds, arguments.tokens, dict(arguments.variable)
+    )
+    about = describe(command_line("bench.cpu"))
+    try:
+        results = [
+            _run_arm(arm, dtype, arguments, plan) for arm in arguments.checkpoints for dtype in arguments.dtypes
+        ]
+    except (BenchError, DeepstackError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    _write(arguments.output, about, results)
+    return 0
+
+
+def _run_arm(arm: str, dtype: str, arguments: argparse.Namespace, plan: Plan) -> dict[str, Any]:
+    checkpoint = arguments.demo_checkpoint if arm == "demo" else ensure_checkpoint(arguments.cache / "qwen3_vl_random")
+    with tempfile.TemporaryDirectory(prefix="deepstack-bench-") as folder:
+        result = compare(arm, checkpoint, dtype, plan, Path(folder))
+    return {**result, "targets": targets(result)}
+
+
+def tables(results: Sequence[Mapping[str, Any]]) -> str:
+    """One table per arm."""
+    return "\n\n".join(
+        f"### {result['checkpoint']} checkpoint, {result['dtype']}\n\n{_table(result)}" for result in results
+    )
+
+
+def _table(result: Mapping[str, Any]) -> str:
+    server, generate, memory = result["server"], result["generate"], result["memory_mib"]
+    step, ratios = result["decode_step_us"], result["targets"]
+    rows: list[list[object]] = [
+        ["time to first token, ms", server["first_token_ms"], generate["first_token_ms"]],
+        ["time per token, ms", server["per_token_ms"], generate["per_token_ms"]],
+        ["tokens/s, one after another", server["tokens_per_s"], generate["tokens_per_s"]],
+        *([f"tokens/s, {item['clients']} clients", item["tokens_per_s"], None] for item in result["clients"]),
+        ["peak memory, MiB (sum of processes)", memory["server"]["peak_rss"], memory["generate"]["peak_rss"]],
+        ["memory at the end, MiB (shared once)", memory["server"]["pss"], memory["generate"]["pss"]],
+        ["one decode step at the client, us", step["client"], None],
+        ["... outside Triton's compute of the stages, us", step["outside_triton_compute"], None],
+        ["... outside the stages' own run, us", step["outside_stages"], None],
+        ["time per token over generate's", ratios["per_token_over_generate"], 1.0],
+        ["tokens/s at 8 clients over generate's", ratios["throughput_at_8_over_generate"], 1.0],
+    ]
+    return markdown_table(("", "server", "generate"), rows)
+
+
+def _write(folder: Path, about: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> None:
+    text = tables(results)
+    print(text)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{about['date'][:10]}-cpu"
+    path.with_suffix(".json").write_text(json.dumps({**about, "results": results}, indent=2) + "\n")
+    head = (
+        f"# CPU benchmark of {about['date']}\n\n`{about['command']}` on {about['cores']} cores of {about['processor']}, "
+        f"{about['memory_gib']} GiB; load average before the run {about['load_average']}.\n\n"
+    )
+    path.with_suffix(".md").write_text(f"{head}{text}\n")
+    say(f"written to {path}.json and .md")
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--checkpoints", type=_names(_ARMS), default=_ARMS, metavar="demo,random")
+    parser.add_argument("--dtypes", type=_names(_DTYPES), default=_DTYPES, metavar="float32,bfloat16")
+    parser.add_argument("--demo-checkpoint", type=Path, default=DEMO_CHECKPOINT, metavar="DIR")
+    parser.add_argument("--samples", type=int, default=5, metavar="N", help="requests that medians are taken of")
+    parser.add_argument("--clients", type=_counts, default=(1, 4, 8, 16), metavar="N,N,...")
+    parser.add_argument("--rounds", type=int, default=2, metavar="N", help="requests of each client")
+    parser.add_argument("--tokens", type=int, default=64, metavar="N", help="tokens of each answer")
+    parser.add_argument("--variable", type=_variable, action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--cache", type=Path, default=CACHE, metavar="DIR", help="where the random checkpoint is kept")
+    parser.add_argument("--output", type=Path, default=RESULTS, metavar="DIR")
+    return parser.parse_args()
+
+
+def _names(known: Sequence[str]) -> Any:
+    def parse(text: str) -> tuple[str, ...]:
+        names = tuple(text.split(","))
+        if not set(names) <= set(known):
+            raise argparse.ArgumentTypeError(f"{text!r}; known: {', '.join(known)}")
+        return names
+
+    return parse
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(int(item) for item in text.split(","))
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""Wherever the layers are cut, the answers are those of the uncut model, to the last bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.asking import MIXED
+from tests.support.runs import Run, run, run_staggered
+
+SPLITS = [(2, str(layer)) for layer in range(7)]
+FOUR = [(4, "balanced"), (4, "0,1,1"), (4, "1,2,6")]
+
+
+@pytest.mark.parametrize(("stages", "points"), SPLITS + FOUR)
+def test_split_equals_unsplit(checkpoint: Path, unsplit: Run, stages: int, points: str) -> None:
+    assert run(checkpoint, stages, split_points=points) == unsplit
+
+
+@pytest.mark.parametrize("budget", [7, 17])
+def test_split_equals_unsplit_in_chunks(checkpoint: Path, budget: int) -> None:
+    one, two = (run(checkpoint, stages, prefill_token_budget=budget) for stages in (1, 2))
+    assert one == two
+
+
+def test_split_equals_unsplit_with_staggered_arrivals(checkpoint: Path) -> None:
+    one, four = (run_staggered(checkpoint, MIXED, stages) for stages in (1, 4))
+    assert one == four
+
+
+@pytest.fixture(scope="module")
+def unsplit_bf16(bf16_checkpoint: Path) -> Run:
+    return run(bf16_checkpoint, stages=1)
+
+
+@pytest.mark.parametrize(("stages", "points"), [*SPLITS, FOUR[0]])
+def test_split_equals_unsplit_in_bfloat16(bf16_checkpoint: Path, unsplit_bf16: Run, stages: int, points: str) -> None:
+    assert run(bf16_checkpoint, stages, split_points=points) == unsplit_bf16

@@ -1,0 +1,46 @@
+"""One real server with the four models for all tests that leave it as they found it, and the check that they did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deepstack_serving.embedded import EmbeddedServer
+from tests.support.asking import ONE_IMAGE, TEXT, Answer, ask_alone
+from tests.support.local import LocalServer, local_settings
+from tests.support.server import Reply, ask, is_whole, request, serving
+
+
+@pytest.fixture(scope="session")
+def known_answers(checkpoint: Path) -> list[Answer]:
+    """What the same stages and engine answer without a server, one question with an image and one without."""
+    with LocalServer(local_settings(checkpoint)) as local:
+        return ask_alone(local, (ONE_IMAGE, TEXT))
+
+
+@pytest.fixture(scope="session")
+def shared_server(checkpoint: Path) -> Iterator[EmbeddedServer]:
+    """A pool smaller than the context (4,096 tokens), and prompts computed in small pieces."""
+    with serving(checkpoint, prefill_token_budget=64, max_images_per_request=4, max_image_bytes=1 << 20) as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared_server: EmbeddedServer, known_answers: list[Answer]) -> Iterator[EmbeddedServer]:
+    """The shared server; after the test all its blocks are free and it still answers rightly."""
+    yield shared_server
+    assert is_whole(shared_server)
+    check_known_answers(shared_server, known_answers)
+
+
+def check_known_answers(server: EmbeddedServer, known: list[Answer]) -> None:
+    for question, answer in zip((ONE_IMAGE, TEXT), known, strict=True):
+        check_answer(ask(server, request(question.text, question.images, logprobs=1)), answer)
+
+
+def check_answer(reply: Reply, answer: Answer) -> None:
+    assert tuple(reply.token_ids) == answer.ids
+    np.testing.assert_allclose(reply.logprobs, answer.logprobs, atol=1e-4)
