@@ -14,9 +14,10 @@ from typing import NoReturn
 
 from deepstack_serving.embedded import EmbeddedServer, EmbeddedServerError, Ports, ProgressDisplay, ServerOptions
 from deepstack_serving.errors import DeepstackError
+from deepstack_serving.repository import model_names
 from deepstack_serving.settings import FILE_VARIABLE, PREFIX, load_settings
 
-MODELS = ("vision_encoder", "language_early", "language_late", "orchestrator")
+MODELS = model_names()
 _PROBE_TEXT = "Hello"
 _AFTER_IMAGE = '"]}'
 _FOLDER_NAME = "model_repository"

@@ -1,0 +1,138 @@
+"""Write a Triton model repository with any number of language stages.
+
+The committed `model_repository/` has two and is what `write_repository` writes; a test says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from deepstack_serving.wire import ORCHESTRATOR, ORCHESTRATOR_INTERFACE, VISION_ENCODER, TensorSpec
+
+TWO_STAGES = ("language_early", "language_late")
+
+_HEAD = """\
+backend: "python"
+max_batch_size: 0
+instance_group [ { kind: KIND_MODEL, count: 1 } ]
+"""
+_VISION_COMMENT = """\
+# Image files in, image_embeds and one ds_<layer> per deepstack level out. Inputs and outputs are completed from the
+# checkpoint when the model loads; the device comes from the settings.
+"""
+_LANGUAGE_COMMENT = """\
+# A range of decoder layers. Inputs and outputs, its ds_<layer> tensors among them, are completed from the checkpoint
+# and the split when the model loads; the device comes from the settings.
+"""
+_ORCHESTRATOR_COMMENT = """\
+# What clients call: a question with images in, text out, piece by piece or whole. Follows Triton's vLLM backend.
+"""
+_PARAMETER = 'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
+
+_MODEL = '''\
+"""{title} as a {kind}Triton model: see deepstack_serving.{module}."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class TritonPythonModel:
+    """Hands Triton's callbacks to the adapter; imports wait for them, {reason}."""
+
+{methods}'''
+_COMPLETE = """\
+    @staticmethod
+    def auto_complete_config(auto_complete_model_config: Any) -> Any:
+        from deepstack_serving.adapters import {adapter}
+
+        return {adapter}.declare(auto_complete_model_config)
+
+"""
+_INITIALIZE = """\
+    def initialize(self, args: dict[str, str]) -> None:
+        from deepstack_serving.adapters import {adapter}
+
+        self._model = {adapter}({arguments})
+"""
+_IS_READY = """
+    def is_ready(self) -> bool:
+        return self._model.is_ready()
+"""
+_EXECUTE = """
+    def execute(self, requests: list[Any]) -> list[Any]:
+        return self._model.execute(requests)
+"""
+_EXECUTE_DECOUPLED = """
+    def execute(self, requests: list[Any]) -> None:
+        self._model.execute(requests)
+"""
+_FINALIZE = """
+    def finalize(self) -> None:
+        self._model.close()
+"""
+_TWICE = "because Triton loads this file twice"
+_CHEAP = "so that loading this file is cheap"
+
+
+def stage_names(count: int) -> tuple[str, ...]:
+    """Model names of `count` language stages."""
+    return {1: ("language",), 2: TWO_STAGES}.get(count, tuple(f"language_{index}" for index in range(count)))
+
+
+def model_names(stages: Sequence[str] = TWO_STAGES) -> tuple[str, ...]:
+    """All models of a repository."""
+    return (VISION_ENCODER, *stages, ORCHESTRATOR)
+
+
+def write_repository(folder: Path, stages: Sequence[str] = TWO_STAGES) -> None:
+    """Create the models' files below `folder`."""
+    places = {name: [("language_stages", ",".join(stages)), ("language_stage", name)] for name in stages}
+    _write(folder / VISION_ENCODER, _VISION_COMMENT + _HEAD, _vision_model())
+    for name, parameters in places.items():
+        _write(folder / name, _LANGUAGE_COMMENT + _HEAD + _parameters(parameters), _language_model())
+    _write(folder / ORCHESTRATOR, _orchestrator_config(stages), _orchestrator_model())
+
+
+def _write(folder: Path, config: str, model: str) -> None:
+    (folder / "1").mkdir(parents=True, exist_ok=True)
+    (folder / "config.pbtxt").write_text(config)
+    (folder / "1" / "model.py").write_text(model)
+
+
+def _vision_model() -> str:
+    initialize = _INITIALIZE.format(adapter="VisionModel", arguments="")
+    methods = _COMPLETE.format(adapter="VisionModel") + initialize + _EXECUTE + _FINALIZE
+    return _MODEL.format(title="The vision encoder", kind="", module="stages.vision", reason=_TWICE, methods=methods)
+
+
+def _language_model() -> str:
+    initialize = _INITIALIZE.format(adapter="LanguageModel", arguments='args["model_config"]')
+    methods = _COMPLETE.format(adapter="LanguageModel") + initialize + _EXECUTE
+    return _MODEL.format(title="A language stage", kind="", module="stages.language", reason=_TWICE, methods=methods)
+
+
+def _orchestrator_model() -> str:
+    initialize = _INITIALIZE.format(adapter="OrchestratorModel", arguments='args["model_config"]')
+    methods = initialize + _IS_READY + _EXECUTE_DECOUPLED + _FINALIZE
+    return _MODEL.format(title="The orchestrator", kind="decoupled ", module="engine", reason=_CHEAP, methods=methods)
+
+
+def _orchestrator_config(stages: Sequence[str]) -> str:
+    decoupled = "model_transaction_policy { decoupled: true }\n"
+    inputs = ",\n".join(_tensor(spec) for spec in ORCHESTRATOR_INTERFACE.inputs)
+    outputs = ",\n".join(_tensor(spec) for spec in ORCHESTRATOR_INTERFACE.outputs)
+    tensors = f"input [\n{inputs}\n]\noutput [\n{outputs}\n]\n"
+    parameters = _parameters([("language_stages", ",".join(stages))])
+    return _ORCHESTRATOR_COMMENT + _HEAD + decoupled + parameters + tensors
+
+
+def _parameters(pairs: Sequence[tuple[str, str]]) -> str:
+    return "".join(_PARAMETER.format(key=key, value=value) for key, value in pairs)
+
+
+def _tensor(spec: TensorSpec) -> str:
+    dtype = "STRING" if spec.dtype == "BYTES" else spec.dtype
+    optional = ", optional: true" if spec.optional else ""
+    return f'  {{ name: "{spec.name}", data_type: TYPE_{dtype}, dims: [ {spec.shape[0]} ]{optional} }}'
