@@ -1,4 +1,4 @@
-"""Held-out cases and how well a checkpoint answers them: `python -m demo.evaluate demo/checkpoints/qwen3_vl_digits`.
+"""Held-out cases and how well a checkpoint answers them: `python -m demo.evaluate [FOLDER]`.
 
 `held_out_cases` is what a server is measured with too: PNG bytes, question, expected answer. The offline evaluation
 here runs transformers' `generate` greedily, once as it is and once with the deepstack features zeroed where they enter
@@ -30,6 +30,7 @@ from demo.pictures import Truth, compose
 from demo.questions import Kind, answer, choose_question
 from demo.tokenizer import IMAGE_PART, prompt_text
 
+CHECKPOINT = Path(__file__).parent / "checkpoints" / "qwen3_vl_digits"
 EVALUATION_SEED = 90_001
 MAX_NEW_TOKENS = 40
 
@@ -144,7 +145,7 @@ def evaluate_folder(folder: Path, pictures: int, device: str = "cpu") -> dict[st
 def main() -> None:
     """Print the figures of one checkpoint folder."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?", default=CHECKPOINT)
     parser.add_argument("--pictures", type=int, default=500)
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google.protobuf import text_format
+from google.protobuf import text_format  # type: ignore[import-untyped]
 from tritonclient.grpc import model_config_pb2
 
 from deepstack_serving.wire import ORCHESTRATOR, ORCHESTRATOR_INTERFACE, VISION_ENCODER, TensorSpec

@@ -1,4 +1,4 @@
-"""Control arms: each feature that is lost moves the log-probabilities of image answers by far more than parity allows."""
+"""Control arms: a lost feature moves the log-probabilities of image answers by far more than parity allows."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ def assert_close(answers: list[Answer], expected: list[Answer]) -> None:
 
 def prepare(checkpoint: Path, ask: Ask) -> Prompt:
     settings, opened = local_settings(checkpoint), open_checkpoint(checkpoint)
-    inputs = {"text_input": [ask.text], "image": list(ask.images)}
+    inputs: dict[str, list[Any]] = {"text_input": [ask.text], "image": list(ask.images)}
     request = parse_request(inputs, {}, SamplingParameters())
     return Intake(settings, opened, PromptTokenizer(checkpoint)).prepare(request)[0]
 

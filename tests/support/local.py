@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
 
 from deepstack_serving.checkpoint import open_checkpoint
 from deepstack_serving.engine import orchestrator
 from deepstack_serving.engine.encoder import Done, Encoder
-from deepstack_serving.engine.ports import Output
+from deepstack_serving.engine.ports import Array, Output
 from deepstack_serving.engine.sequence import Features, Sequence
 from deepstack_serving.errors import DeepstackError, from_wire
 from deepstack_serving.injection import plan_stages
@@ -49,6 +48,7 @@ class LocalPort:
         }
         self.change = change
         self.calls: list[tuple[str, tuple[str, ...]]] = []
+        self.refusals: list[DeepstackError] = []
 
     def call(self, model: str, inputs: Mapping[str, Any], outputs: SequenceOf[str]) -> dict[str, torch.Tensor]:
         self.calls.append((model, tuple(inputs)))
@@ -58,6 +58,7 @@ class LocalPort:
         try:
             results = self.language[model].run(tensors, outputs)
         except DeepstackError as error:
+            self.refusals.append(error)
             raise from_wire(error.to_wire()) from error
         return {name: self.change(model, name, tensor) for name, tensor in results.items()}
 
@@ -65,7 +66,7 @@ class LocalPort:
         results = self.vision.run(files, outputs)
         return {name: self.change(VISION_ENCODER, name, tensor) for name, tensor in results.items()}
 
-    def array(self, handle: torch.Tensor) -> np.ndarray:
+    def array(self, handle: torch.Tensor) -> Array:
         return handle.numpy()
 
     def empty(self, spec: TensorSpec) -> torch.Tensor:
@@ -140,13 +141,23 @@ class InlineEncoder(Encoder):
 class LocalServer:
     """The orchestrator over local stages; a context manager that checks that no block leaked.
 
+    It also checks that no stage refused a call, unless `refusals` are expected: the engine tries the requests of a
+    refused call alone, so that a badly packed batch would still be answered right.
     `held`: started by `start`, not on entry, and encoding inline: what is submitted before runs in the same batches
     every time.
     """
 
-    def __init__(self, settings: Settings, stages: int = 2, change: Change = keep, *, held: bool = False) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        stages: int = 2,
+        change: Change = keep,
+        *,
+        held: bool = False,
+        refusals: bool = False,
+    ) -> None:
         self.port = LocalPort(settings, STAGE_NAMES[stages], change)
-        self._held, self._started = held, False
+        self._held, self._started, self._refusals_expected = held, False, refusals
         with mock.patch.object(orchestrator, "Encoder", InlineEncoder if held else Encoder):
             self.orchestrator = orchestrator.Orchestrator(settings, self.port, STAGE_NAMES[stages])
 
@@ -159,6 +170,8 @@ class LocalServer:
         self.orchestrator.close()
         self.port.vision.close()
         self.orchestrator.engine.scheduler.allocator.check(idle=True)
+        if self.port.refusals and not self._refusals_expected:
+            raise self.port.refusals[0]
 
     def start(self) -> None:
         """Start the engine; a second call does nothing."""

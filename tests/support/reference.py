@@ -22,7 +22,7 @@ class _NoVideo:
     model_input_names: tuple[str, ...] = ()
 
 
-class _ImageProcessor(Qwen3VLProcessor):
+class _ImageProcessor(Qwen3VLProcessor):  # type: ignore[misc]
     def check_argument_for_proper_class(self, name: str, argument: object) -> object:
         return None if name == "video_processor" else super().check_argument_for_proper_class(name, argument)
 

@@ -40,7 +40,7 @@ def run_staggered(checkpoint: Path, asks: Sequence[Ask], stages: int = 2, every:
     with LocalServer(local_settings(checkpoint), stages, arrive, held=True) as server:
         replies.append(submit(server, waiting.pop(0)))
         server.start()
-        answers = []
+        answers: list[Answer] = []
         while len(answers) < len(asks):  # a later reply is there before the earlier one has ended
             answers.append(answer(replies[len(answers)]))
     return answers

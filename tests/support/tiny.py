@@ -97,7 +97,7 @@ def _text_config(shape: TinyShape, ids: dict[str, int]) -> dict[str, object]:
         "hidden_size": HIDDEN_SIZE,
         "intermediate_size": 2 * HIDDEN_SIZE,
         "num_hidden_layers": shape.layers,
-        "num_attention_heads": 4,
+        "num_attention_heads": 6,
         "num_key_value_heads": 2,
         "head_dim": 16,
         "max_position_embeddings": 4096,

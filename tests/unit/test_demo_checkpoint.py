@@ -10,10 +10,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
 
-from demo.evaluate import Case, OfflineReader, held_out_cases, score, zeroed_deepstack
+from demo.evaluate import CHECKPOINT, Case, OfflineReader, held_out_cases, score, zeroed_deepstack
 from demo.examples import EXAMPLES, FOLDER, write_examples
 from demo.questions import Kind
-from tests.unit.test_demo_tokenizer import CHECKPOINT
 
 LIMIT_BYTES = 12 * 1024 * 1024
 

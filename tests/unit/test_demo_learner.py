@@ -14,12 +14,11 @@ from demo.architecture import build_model
 from demo.batches import IGNORED, QUESTIONS_PER_PICTURE, Batch, TrainingBatches, collate, make_lesson
 from demo.cells import LABEL_COUNTS, to_patches
 from demo.digits import load_split
-from demo.evaluate import OfflineReader, held_out_cases
+from demo.evaluate import CHECKPOINT, OfflineReader, held_out_cases
 from demo.graphed import StepRunner
 from demo.learner import Probes, as_frames, encode_pictures, run_language, training_loss
 from demo.questions import Kind
 from demo.tokenizer import token_id, train_tokenizer
-from tests.unit.test_demo_tokenizer import CHECKPOINT
 
 SIZE = (240, 64)
 PICTURES = 4

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
+from demo.evaluate import CHECKPOINT
 from demo.tokenizer import IMAGE_PART, SPECIAL_TOKENS, prompt_text, train_tokenizer
 
-CHECKPOINT = Path(__file__).parents[2] / "demo" / "checkpoints" / "qwen3_vl_digits"
 TEXTS = [
     "The number is 40731.",
     "  two  spaces\tand\r\nlines \n",

@@ -1,4 +1,4 @@
-"""Calls to a language stage that are wrong in one thing: each is refused, naming the tensor, before anything is written."""
+"""Calls to a language stage that are wrong in one thing: each is refused by the tensor's name, before any write."""
 
 from __future__ import annotations
 

@@ -18,9 +18,7 @@ def features_out(interface: ModelInterface) -> list[str]:
     return [spec.name for spec in interface.outputs if spec.name.startswith(("ds_", "image_embeds"))]
 
 
-@pytest.mark.parametrize(
-    ("point", "late"), [(0, [0, 1, 2]), (1, [1, 2]), (2, [2]), (3, []), (6, [])], ids=lambda value: str(value)
-)
+@pytest.mark.parametrize(("point", "late"), [(0, [0, 1, 2]), (1, [1, 2]), (2, [2]), (3, []), (6, [])], ids=str)
 def test_late_stage_takes_the_tensors_of_its_layers(point: int, late: list[int]) -> None:
     plans = plan_stages(6, 2, [point], (0, 1, 2))
     first, last = (language_interface(CONTRACT, plan) for plan in plans)
