@@ -22,6 +22,7 @@ from deepstack_serving.wire import IMAGE, language_interface, vision_interface
 
 METRICS_INTERVAL_S = 0.2
 METRICS = {
+    "deepstack_ready": "1 while all stages answer, belong together and the engine goes round, else 0",
     "deepstack_active_requests": "Requests whose client still waits for its final response",
     "deepstack_waiting_requests": "Requests that wait for KV blocks",
     "deepstack_running_requests": "Requests that hold KV blocks",
@@ -113,6 +114,7 @@ class OrchestratorModel:
         engine = self._orchestrator.engine
         scheduler, stats = engine.scheduler, engine.stats
         return {
+            "deepstack_ready": float(self.is_ready()),
             "deepstack_active_requests": engine.outputs.active,
             "deepstack_waiting_requests": len(scheduler.waiting),
             "deepstack_running_requests": len(scheduler.running),

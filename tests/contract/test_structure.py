@@ -17,8 +17,8 @@ OTHER = [*TESTS, *(path for folder in ("bench", "demo") for path in sorted((PROJ
 MODULES = [path for path in SOURCES if path != PACKAGE / "__init__.py"]
 BROAD = {"Exception", "BaseException"}
 
-# A module imports from its own layer's groups and from layers below. These stand beside: they
-# lay out and start the server, and none of the above imports them.
+# A module imports from its own group and from the layers above it in this list. The groups beside the layers lay out
+# and start the server, and no layer imports them.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("rules",),

@@ -16,8 +16,8 @@ from deepstack_serving.engine.sampling_parameters import SamplingParameters
 from deepstack_serving.prompt.placeholders import Prompt
 from deepstack_serving.prompt.tokenizer import PromptTokenizer
 from deepstack_serving.stages.vision import VisionStage
-from tests.support.asking import MIXED, Answer, Ask, picture
-from tests.support.local import local_settings
+from tests.support.asking import MIXED, Answer, Ask, ask_alone, picture
+from tests.support.local import LocalServer, local_settings
 from tests.support.reference import Reference
 from tests.support.runs import Run, run, run_staggered
 
@@ -59,6 +59,18 @@ def test_one_stage_equals_generate(unsplit: Run, expected: list[Answer]) -> None
 def test_two_stages_equal_generate(checkpoint: Path, expected: list[Answer], block_size: int, budget: int) -> None:
     answers = run(checkpoint, block_size=block_size, prefill_token_budget=budget)
     assert_close(answers.together + answers.alone, expected * 2)
+
+
+@pytest.mark.parametrize("budget", [1, 2])
+def test_smallest_chunks_equal_generate(checkpoint: Path, expected: list[Answer], budget: int) -> None:
+    answers = run(checkpoint, prefill_token_budget=budget)
+    assert_close(answers.together + answers.alone, expected * 2)
+
+
+def test_one_image_twice_equals_generate(checkpoint: Path, reference: Reference) -> None:
+    ask = Ask("the same?", (picture(64, 96, 5), picture(96, 64, 6), picture(64, 96, 5)))
+    with LocalServer(local_settings(checkpoint)) as server:
+        assert_close(ask_alone(server, [ask, ask]), [reference.generate(ask)] * 2)
 
 
 @pytest.mark.parametrize("every", [1, 3])

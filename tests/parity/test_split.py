@@ -24,6 +24,10 @@ def test_split_equals_unsplit_in_chunks(checkpoint: Path, budget: int) -> None:
     assert one == two
 
 
+def test_answers_without_the_encoders_cache_are_the_same(checkpoint: Path, unsplit: Run) -> None:
+    assert run(checkpoint, vision_cache_bytes=0) == unsplit
+
+
 def test_split_equals_unsplit_with_staggered_arrivals(checkpoint: Path) -> None:
     one, four = (run_staggered(checkpoint, MIXED, stages) for stages in (1, 4))
     assert one == four

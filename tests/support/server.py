@@ -10,6 +10,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import struct
 import time
@@ -23,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput, service_pb2, service_pb2_grpc
 
-from deepstack_serving.embedded import EmbeddedServer
+from deepstack_serving.embedded import EmbeddedServer, ServerOptions
 
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
 STAGES = ("vision_encoder", "language_early", "language_late")
@@ -32,13 +33,29 @@ READY_TIMEOUT_S = 120.0
 PATIENCE_S = 60.0  # how long anything may take that is to happen; far beyond what it takes
 POLL_S = 0.02
 
+# Stopping the process itself would end the server: it gives up on a model that shows no sign of life for a second.
+GATE = """
+
+class TritonPythonModel(TritonPythonModel):
+    def execute(self, requests):
+        import time
+        from pathlib import Path
+
+        while Path("{name}").exists():
+            time.sleep(0.005)
+        return super().execute(requests)
+"""
+
 Inputs = Mapping[str, Any]
 
 
 @contextlib.contextmanager
-def serving(checkpoint: Path, repository: Path = REPOSITORY, **settings: object) -> Iterator[EmbeddedServer]:
-    """A started server with all models loaded; `settings` by their names."""
-    with EmbeddedServer(repository, MODELS, environment(checkpoint, **settings)) as server:
+def serving(
+    checkpoint: Path, run_directory: Path, repository: Path = REPOSITORY, **settings: object
+) -> Iterator[EmbeddedServer]:
+    """A started server with all models loaded, its log in `run_directory`; `settings` by their names."""
+    options = ServerOptions(run_directory=run_directory)
+    with EmbeddedServer(repository, MODELS, environment(checkpoint, **settings), options) as server:
         server.wait_until_ready(READY_TIMEOUT_S)
         yield server
 
@@ -79,17 +96,24 @@ def is_whole(server: EmbeddedServer) -> bool:
     return reaches(server, kv_blocks_free=total, active_requests=0.0, waiting_requests=0.0, running_requests=0.0)
 
 
+def gated_repository(folder: Path) -> Path:
+    """A copy of the model repository that tests may change, whose stages can be `held`."""
+    shutil.copytree(REPOSITORY, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for stage in STAGES:
+        with (folder / stage / "1" / "model.py").open("a") as file:
+            file.write(GATE.format(name=_gate_name(stage)))
+    return folder
+
+
 @contextlib.contextmanager
-def frozen(server: EmbeddedServer, model: str) -> Iterator[None]:
-    """Hold a model's processes, so that calls to it do not come back meanwhile."""
-    process_ids = server.stub_process_ids(model)
-    for process_id in process_ids:
-        os.kill(process_id, signal.SIGSTOP)
+def held(server: EmbeddedServer, model: str) -> Iterator[None]:
+    """Hold a stage of a gated repository, so that calls to it do not come back meanwhile."""
+    gate = server.log_path.parent / _gate_name(model)
+    gate.touch()
     try:
         yield
     finally:
-        for process_id in process_ids:
-            os.kill(process_id, signal.SIGCONT)
+        gate.unlink()
 
 
 def kill(server: EmbeddedServer, model: str) -> None:
@@ -217,6 +241,13 @@ def http_response(server: EmbeddedServer, path: str, content: Inputs) -> Iterato
         yield connection.getresponse()
 
 
+def abandon(server: EmbeddedServer, path: str, content: Inputs) -> None:
+    """A POST whose client leaves without waiting for anything."""
+    connection = _connect(server.http_address)
+    with contextlib.closing(connection):
+        connection.request("POST", f"/v2/models/{path}", json.dumps(content))
+
+
 def generate(server: EmbeddedServer, content: Inputs) -> dict[str, Any]:
     """The answer of the HTTP generate endpoint."""
     status, body = post(server, "orchestrator/generate", content)
@@ -253,6 +284,10 @@ def infer_message(model: str, inputs: Inputs, parameters: Inputs) -> Any:
         message.inputs.add(name=name, datatype="BOOL" if is_flag else "BYTES", shape=[len(elements)])
         message.raw_input_contents.append(struct.pack("<?", value) if is_flag else b"".join(map(_element, elements)))
     return message
+
+
+def _gate_name(model: str) -> str:
+    return f"{model}.gate"  # in the server's working folder
 
 
 def _element(value: str | bytes) -> bytes:

@@ -144,7 +144,7 @@ def test_refused_too_many_images(checkpoint: Path) -> None:
     assert "'max_images_per_request'" in str(reply.error)
 
 
-def test_refused_full_queue(checkpoint: Path, solo: list[Answer]) -> None:
+def test_refused_full_queue(checkpoint: Path) -> None:
     with server_of(checkpoint, max_running_requests=1, max_waiting_requests=1) as server:
         replies = [submit(server, TEXT) for _ in range(4)]
         server.start()
@@ -221,3 +221,8 @@ def test_encoder_that_gives_another_number_of_tokens_fails_the_request(checkpoin
     with server_of(checkpoint, miscount) as server:
         server.start()
         assert "the encoder gave" in str(error_of(submit(server, ONE_IMAGE)))
+
+
+def test_burst_with_room_for_all_is_served_though_none_may_wait(checkpoint: Path) -> None:
+    with server_of(checkpoint, max_waiting_requests=0) as server:
+        assert len(ask_together(server, [TEXT] * 4)) == 4

@@ -74,6 +74,11 @@ def test_rows_of_temperature_zero_are_greedy_among_sampled_ones() -> None:
     assert not torch.equal(ids[1::2], logits.argmax(-1)[1::2])
 
 
+def test_near_tie_at_temperature_zero_is_not_decided_by_noise() -> None:
+    ids = choose(torch.tensor([0.0, 1e-7]).expand(200, -1), parameters(200, temperature=0.0)).ids
+    assert ids.unique().tolist() == [1]
+
+
 def test_smallest_temperature_is_nearly_greedy() -> None:
     assert frequencies(LOGITS, temperature=1e-30)[0] == 1
 

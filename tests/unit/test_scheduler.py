@@ -18,9 +18,12 @@ def scheduler(blocks: int = 8, block_size: int = 4, running: int = 8, waiting: i
 
 
 def admitted(made: Scheduler, *sequences: Sequence) -> list[Sequence]:
+    """They come one after the other; those that got in."""
+    running = []
     for item in sequences:
         made.add(item)
-    return made.admit()
+        running += made.admit()
+    return running
 
 
 def test_request_reserves_blocks_for_prompt_and_answer() -> None:

@@ -124,7 +124,7 @@ def test_tensor_that_the_stage_does_not_take_is_named(name: str) -> None:
 REFUSED: dict[str, tuple[Change, str]] = {
     "position rows": (put("position_ids", torch.zeros(3, 7, dtype=torch.int64)), "'query_lengths' is [5, 1]"),
     "position axes": (put("position_ids", torch.zeros(1, 6, dtype=torch.int64)), "'position_ids' has shape [1, 6]"),
-    "id rows": (put("input_ids", torch.zeros(5, dtype=torch.int64)), "'position_ids' has 6 rows"),
+    "id rows": (put("input_ids", torch.zeros(5, dtype=torch.int64)), "'position_ids' has 6"),
     "query sum": (put("query_lengths", int32(5, 2)), "'query_lengths' is [5, 2]"),
     "query zero": (put("query_lengths", int32(6, 0)), "'query_lengths' is [6, 0]"),
     "query negative": (put("query_lengths", int32(7, -1)), "'query_lengths' is [7, -1]"),

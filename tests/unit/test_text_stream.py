@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,6 +80,13 @@ def test_invalid_bytes_in_the_middle_do_not_stop_the_stream(tokenizer: Tokenizer
 def test_id_beyond_the_vocabulary_gives_no_text(tokenizer: Tokenizer) -> None:
     ids = [*ids_of(tokenizer, "fox"), tokenizer.get_vocab_size() + 5, *ids_of(tokenizer, " dog")]
     assert "".join(stream(tokenizer, ids)) == "fox dog"
+
+
+def test_any_ids_stream_as_they_decode(tokenizer: Tokenizer) -> None:
+    chance = random.Random(0)
+    for length in range(1, 200):
+        ids = [chance.randrange(tokenizer.get_vocab_size() + 5) for _ in range(length % 40 + 1)]
+        assert "".join(stream(tokenizer, ids)) == tokenizer.decode(ids)
 
 
 def test_special_tokens_give_no_text(tokenizer: Tokenizer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,17 @@ def test_literal_in_a_plain_string_message_is_data_too(tokenizer: PromptTokenize
     messages = [{"role": "system", "content": text}, {"role": "user", "content": "hello"}]
     clean = [{"role": "system", "content": "x"}, messages[1]]
     assert specials_in(plain, tokenizer.encode_chat(messages)) == specials_in(plain, tokenizer.encode_chat(clean))
+
+
+@pytest.mark.parametrize("cuts", [(1,), (7,), (12,), (4, 8), tuple(range(1, 13))], ids=str)
+def test_literal_spread_over_several_parts_is_data_too(
+    tokenizer: PromptTokenizer, plain: Any, cuts: tuple[int, ...]
+) -> None:
+    pieces = ["<|image_pad|>"[start:end] for start, end in pairwise((0, *cuts, None))]
+    turn = [{"role": "user", "content": [{"type": "text", "text": piece} for piece in pieces]}]
+    ids, empty = tokenizer.encode_chat(turn), tokenizer.encode_chat(user_turn("", 0))
+    assert specials_in(plain, ids) == specials_in(plain, empty)
+    assert plain.decode(ids) == plain.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
 
 
 def test_raw_prompt_keeps_special_tokens(tokenizer: PromptTokenizer, plain: Any) -> None:

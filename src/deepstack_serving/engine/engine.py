@@ -127,13 +127,15 @@ class Engine:
 
     def _admit(self) -> None:
         self._connection.size(self.scheduler.allocator)
+        admitted = self.scheduler.admit()
         for sequence in self._backlog:
             try:
                 self.scheduler.add(sequence)
             except (InvalidRequestError, UnavailableError) as error:
                 self._report(sequence, error)
+            admitted += self.scheduler.admit()  # at once: one that can run does not count as waiting
         self._backlog.clear()
-        for sequence in self.scheduler.admit():
+        for sequence in admitted:
             if sequence.files:
                 self._encoder.submit(sequence, self._inbox.put_encoded)
             else:
@@ -173,15 +175,16 @@ class Engine:
         return [Token(sequence, token_id, logprobs, reason, is_end)]
 
     def _recover(self, work: Sequence[Work], error: DeepstackError) -> None:
-        """After a failed step: all requests end when a stage was lost with its KV pool; else each is tried alone."""
+        """After a failed step: requests that hold blocks end when a stage lost its pool; else each is tried alone."""
         if not self._connection.still_open():
-            for sequence in [item for item in self.scheduler.running if item.status is Status.RUNNING]:
+            for sequence in list(self.scheduler.running):
                 self._fail(sequence, error)
         elif len(work) == 1:
             self._fail(work[0].sequence, error)
         else:
             for item in work:
-                self._step([item])
+                if item.sequence.status is Status.RUNNING:
+                    self._step([item])
 
     def _expire(self) -> None:
         now = time.monotonic()

@@ -59,12 +59,15 @@ class StagePipeline:
         ids, logprobs = arrays["next_ids"].tolist(), arrays["logprobs"].tolist()
         if len(ids) != sum(item.samples for item in work):
             raise StageError(f"the last stage returned {len(ids)} tokens for {sum(item.samples for item in work)} rows")
+        places = iter(range(len(ids)))
         tokens: list[SampledToken | None] = []
         for item in work:
-            place = sum(token is not None for token in tokens)
-            count = item.sequence.request.sampling.logprobs
+            if not item.samples:  # part of a prompt: it has no row in the results
+                tokens.append(None)
+                continue
+            place, count = next(places), item.sequence.request.sampling.logprobs
             top = [arrays[name][place, :count].tolist() if count else () for name in ("top_ids", "top_logprobs")]
-            tokens.append((ids[place], TokenLogprobs(logprobs[place], *map(tuple, top))) if item.samples else None)
+            tokens.append((ids[place], TokenLogprobs(logprobs[place], *map(tuple, top))))
         return tokens
 
     @staticmethod

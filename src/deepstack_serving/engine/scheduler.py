@@ -57,7 +57,8 @@ class Scheduler:
                 f"prompt and max_tokens come to {sequence.total_tokens} tokens, the whole KV pool holds {capacity}: "
                 f"lower max_tokens, shorten the prompt, or send smaller images"
             )
-        if len(self.waiting) >= self._max_waiting and not self._has_room():
+        runs_now = not self.waiting and self._has_room() and needed <= self.allocator.free
+        if len(self.waiting) >= self._max_waiting and not runs_now:
             raise UnavailableError(f"{len(self.waiting)} requests are waiting already; send this one again later")
         self.waiting.append(sequence)
 

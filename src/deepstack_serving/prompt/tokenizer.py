@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,7 +39,7 @@ class PromptTokenizer:
         """Token ids of the rendered conversation, with the generation prompt."""
         mark = f"\ue000{secrets.token_hex(8)}\ue001"
         hidden: list[str] = []
-        rendered = self._render(_map_texts(conversation, lambda text: self._hide(text, mark, hidden)))
+        rendered = self._render([self._hide_message(message, mark, hidden) for message in conversation])
         pieces = rendered.split(mark)
         if len(pieces) != len(hidden) + 1:
             raise InvalidRequestError("the chat template repeats or drops a message that holds special-token text")
@@ -47,6 +48,29 @@ class PromptTokenizer:
             ids += self._encode_as_text(literal)
             ids += self.encode_raw(piece)
         return ids
+
+    def _hide_message(self, message: dict[str, Any], mark: str, hidden: list[str]) -> dict[str, Any]:
+        content = message["content"]
+        if isinstance(content, str):
+            return {**message, "content": self._hide(content, mark, hidden)}
+        seams = self._seams(content)
+        parts = [self._hide_part(part, place in seams, mark, hidden) for place, part in enumerate(content)]
+        return {**message, "content": parts}
+
+    def _hide_part(self, part: dict[str, Any], after_seam: bool, mark: str, hidden: list[str]) -> dict[str, Any]:
+        if part["type"] != "text":
+            return part
+        if after_seam:  # a mark that stands for nothing keeps the pieces of a literal apart
+            hidden.append("")
+        text = self._hide(part["text"], mark, hidden)
+        return {**part, "text": mark + text if after_seam else text}
+
+    def _seams(self, parts: list[dict[str, Any]]) -> set[int]:
+        """The text parts in front of which a literal would form if the template joins them to the parts before."""
+        texts = [part["text"] if part["type"] == "text" else "\n" for part in parts]
+        spans = [match.span() for match in self._literal.finditer("".join(texts))]
+        starts = list(accumulate(map(len, texts)))[:-1]
+        return {place for place, start in enumerate(starts, 1) if any(first < start < end for first, end in spans)}
 
     def _hide(self, text: str, mark: str, hidden: list[str]) -> str:
         hidden += self._literal.findall(text)
@@ -66,12 +90,3 @@ class PromptTokenizer:
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
             raise InvalidRequestError(f"the chat template refuses the messages: {error}") from error
         return cast(str, rendered)
-
-
-def _map_texts(conversation: Conversation, change: Any) -> Conversation:
-    def content(value: Any) -> Any:
-        if isinstance(value, str):
-            return change(value)
-        return [{**part, "text": change(part["text"])} if part["type"] == "text" else part for part in value]
-
-    return [{**message, "content": content(message["content"])} for message in conversation]

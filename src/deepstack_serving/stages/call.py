@@ -67,10 +67,11 @@ def parse_call(
     return LanguageCall(tensors, queries, contexts, tables, features)
 
 
-def check_token_ids(ids: torch.Tensor, vocabulary: int) -> None:
+def check_token_ids(call: LanguageCall, name: str, vocabulary: int) -> None:
     """A token that the embedding does not have would end a CUDA process, not only the call."""
-    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
-        raise WireError(f"tensor 'input_ids' names a token outside 0 to {vocabulary - 1}")
+    ids = call.tensors.get(name)
+    if ids is not None and len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
+        raise WireError(f"tensor {name!r} names a token outside 0 to {vocabulary - 1}")
 
 
 def check_placeholders(call: LanguageCall, image_token_id: int) -> None:

@@ -86,6 +86,8 @@ class LanguageStage:
         if self.info.answers(outputs):
             return {STAGE_INFO.name: self.info.to_tensor()}
         call = parse_call(tensors, self.interface, self.contract, self.plan, self._pool.blocks, self._pool.block_size)
+        if self.plan.is_last:
+            self._check_asked(call)
         features = {name: tensor.to(self.device) for name, tensor in call.features.items()}
         hidden = self._run_layers(self._enter(call, features), call, features)
         if self.plan.is_last:
@@ -100,7 +102,7 @@ class LanguageStage:
         """The rows that layer `first_layer` takes, [rows, width]."""
         if not self.plan.is_first:
             return call.tensors["hidden_states"].to(self.device)
-        check_token_ids(call.tensors["input_ids"], self._vocabulary)
+        check_token_ids(call, "input_ids", self._vocabulary)
         check_placeholders(call, self._image_token_id)
         hidden = self._family.embed(self._model, call.tensors["input_ids"].to(self.device))
         if call.has_images:
@@ -110,7 +112,7 @@ class LanguageStage:
 
     def _run_layers(self, hidden: torch.Tensor, call: LanguageCall, features: dict[str, torch.Tensor]) -> torch.Tensor:
         if len(hidden) == 0 or self.plan.first_layer == self.plan.end_layer:
-            return hidden
+            return hidden.clone()
         step = packed_step(call, self._pool, self.device)
         positions = call.tensors["position_ids"].to(self.device)[:, None]
         rotary = self._family.rotary(self._model, hidden[None], positions)
@@ -147,8 +149,6 @@ class LanguageStage:
             spec.name: call.tensors[spec.name].to(self.device) for spec in SAMPLING if spec.name in call.tensors
         }
         forced = call.tensors.get("forced_ids")
-        if forced is not None and len(forced) and not 0 <= int(forced.min()) <= int(forced.max()) < logits.shape[-1]:
-            raise WireError(f"tensor 'forced_ids' names a token outside 0 to {logits.shape[-1] - 1}")
         choice = choose(
             logits,
             SamplingTensors(**sampling) if sampling else None,
@@ -158,6 +158,11 @@ class LanguageStage:
         if TOP_IDS.name in outputs or TOP_LOGPROBS.name in outputs:
             results[TOP_LOGPROBS.name], results[TOP_IDS.name] = top_logprobs(logits, self._top_count(call))
         return results
+
+    def _check_asked(self, call: LanguageCall) -> None:
+        """Before a layer writes anything."""
+        self._top_count(call)
+        check_token_ids(call, "forced_ids", self._vocabulary)
 
     def _top_count(self, call: LanguageCall) -> int:
         count = int(call.tensors["top_count"][0]) if "top_count" in call.tensors else 1

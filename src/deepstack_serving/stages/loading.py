@@ -50,6 +50,7 @@ def _load(checkpoint: Checkpoint, device: str, plan: StagePlan | None, attention
             dtype=checkpoint.dtype,
             device_map={"": device} if device != "cpu" else None,
             attn_implementation=attention,
+            ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
     _check_report(checkpoint.folder, model, report)
