@@ -16,7 +16,17 @@ _RUN_LIMIT_S = 1800.0
 _EXPORT = "profile_export_aiperf.json"
 _IMAGE_SIDE_PX = 256
 _PROMPT_TOKENS = 20
-COLUMNS = ("clients", "requests", "requests/s", "TTFT p50 ms", "TTFT p95 ms", "ITL p50 ms", "p50 ms", "p99 ms", "tokens/s")
+COLUMNS = (
+    "clients",
+    "requests",
+    "requests/s",
+    "TTFT p50 ms",
+    "TTFT p95 ms",
+    "ITL p50 ms",
+    "p50 ms",
+    "p99 ms",
+    "tokens/s",
+)
 
 
 @dataclass(frozen=True)

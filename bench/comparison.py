@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.figures import MILLISECONDS
+from bench.decode_step import measure_decode_step
+from bench.figures import median
 from bench.machine import memory_mib, process_tree
 from bench.pictures import pictures, questions
-from bench.processes import ReferenceProcess, run_json, run_load
-from bench.records import Case, Record, summary
-from bench.serving import MODELS, ModelStatistics, embedded_server, say, statistics_of
-from bench.stage_floor import NAMES as STAGES
+from bench.processes import ReferenceProcess, run_load
+from bench.records import Case, Record, summary, tokens_per_s
+from bench.serving import embedded_server, say
 from deepstack_serving.embedded import EmbeddedServer
 
 _WARM_UP = 2
-_DECODE_TOKENS = 128
-_MICROSECONDS = 1e6
-_NANOSECONDS_PER_US = 1e3
 
 
 @dataclass(frozen=True)
@@ -37,25 +34,23 @@ class Plan:
 def compare(name: str, checkpoint: Path, dtype: str, plan: Plan, folder: Path) -> dict[str, Any]:
     """Every figure of one arm. Needs an empty folder for its pictures."""
     say(f"{name}, {dtype}: starting the server and transformers ...")
+    load = os.getloadavg()
     cases = _Cases(folder, plan.max_tokens)
     variables = {"DEEPSTACK_DTYPE": dtype, **plan.variables}
     with embedded_server(checkpoint, variables) as server, ReferenceProcess(checkpoint, dtype) as reference:
-        alone = _one_client(server, reference, cases, plan, f"{name}, {dtype}")
-        step = _decode_step(server)
-        throughput = _throughput(server, cases, plan, f"{name}, {dtype}")
-        memory = {
-            "server": memory_mib(process_tree(server.process_id)),
-            "generate": reference.memory_mib(),
-        }
-    say(f"{name}, {dtype}: the stages alone ...")
-    floor = run_json("bench.stage_floor", [str(checkpoint.absolute()), dtype, "1"])
+        arm = _Arm(server, reference, cases, f"{name}, {dtype}")
+        alone = arm.one_client(plan.samples)
+        step = measure_decode_step(server, checkpoint, dtype)
+        throughput = [arm.throughput(clients, clients * plan.rounds) for clients in plan.clients]
+        memory = {"server": memory_mib(process_tree(server.process_id)), "generate": reference.memory_mib()}
     return {
         "checkpoint": name,
         "dtype": dtype,
+        "load_average_before": [round(value, 2) for value in load],
         **alone,
         "clients": throughput,
         "memory_mib": memory,
-        "decode_step_us": _step_figures(step, floor),
+        "decode_step_us": step,
     }
 
 
@@ -75,75 +70,46 @@ class _Cases:
         return made
 
 
-def _one_client(
-    server: EmbeddedServer, reference: ReferenceProcess, cases: _Cases, plan: Plan, label: str
-) -> dict[str, Any]:
-    run_load(server.grpc_address, 1, warm_up := cases.take(_WARM_UP))
-    for case in warm_up:
-        reference.measure(case)
-    ours: list[Record] = []
-    theirs: list[Record] = []
-    for index, case in enumerate(cases.take(plan.samples)):
-        say(f"{label}: one client, sample {index + 1} of {plan.samples} ...")
-        theirs.append(reference.measure(case))
-        ours += run_load(server.grpc_address, 1, [case])[0]
-    pairs = list(zip(ours, theirs, strict=True))
-    return {
-        "server": summary(ours),
-        "generate": summary(theirs),
-        "same_prompt_lengths": sum(own.input_tokens == other.input_tokens for own, other in pairs),
-        "same_texts": sum(own.text == other.text for own, other in pairs),
-    }
-
-
-def _throughput(server: EmbeddedServer, cases: _Cases, plan: Plan, label: str) -> list[dict[str, Any]]:
-    results = []
-    for clients in plan.clients:
-        requests = cases.take(clients * plan.rounds)
-        say(f"{label}: {clients} clients, {len(requests)} requests ...")
-        records, wall_s = run_load(server.grpc_address, clients, requests)
-        tokens = sum(record.tokens for record in records)
-        results.append({"clients": clients, "requests": len(records), "wall_s": wall_s, "tokens_per_s": tokens / wall_s})
-    return results
-
-
 @dataclass(frozen=True)
-class _Step:
-    client_us: float
-    inside: Mapping[str, ModelStatistics]
+class _Arm:
+    server: EmbeddedServer
+    reference: ReferenceProcess
+    cases: _Cases
+    label: str
 
+    def one_client(self, samples: int) -> dict[str, Any]:
+        """Requests one after another, each to both; the ratios are medians over the pairs."""
+        run_load(self.server.grpc_address, 1, warm_up := self.cases.take(_WARM_UP))
+        for case in warm_up:
+            self.reference.measure(case)
+        pairs: list[tuple[Record, Record]] = []
+        for index, case in enumerate(self.cases.take(samples)):
+            say(f"{self.label}: one client, sample {index + 1} of {samples} ...")
+            theirs = self.reference.measure(case)
+            (ours,), _ = run_load(self.server.grpc_address, 1, [case])
+            pairs.append((ours, theirs))
+        return {
+            "server": summary([ours for ours, _ in pairs]),
+            "generate": summary([theirs for _, theirs in pairs]),
+            "first_token_over_generate": median([ours.first_s / theirs.first_s for ours, theirs in pairs]),
+            "per_token_over_generate": median([ours.per_token_s / theirs.per_token_s for ours, theirs in pairs]),
+            "same_prompt_lengths": sum(ours.input_tokens == theirs.input_tokens for ours, theirs in pairs),
+            "same_texts": sum(ours.text == theirs.text for ours, theirs in pairs),
+        }
 
-def _decode_step(server: EmbeddedServer) -> _Step:
-    """A long answer to a short text: nearly every execution of the stages is a decode step of one row."""
-    before = _stage_statistics(server)
-    (record,), _ = run_load(server.grpc_address, 1, [Case(None, "Hello", _DECODE_TOKENS)])
-    after = _stage_statistics(server)
-    return _Step(record.per_token_s * _MICROSECONDS, {name: after[name].since(before[name]) for name in STAGES})
-
-
-def _stage_statistics(server: EmbeddedServer) -> dict[str, ModelStatistics]:
-    return {name: statistics_of(server.http_address, name) for name in STAGES}
-
-
-def _step_figures(step: _Step, floor: Mapping[str, float]) -> dict[str, Any]:
-    """Triton's times contain its own way into the stage's process; the stages alone are what `run` takes without it."""
-    triton = {
-        name: item.compute_infer_ns / item.executions / _NANOSECONDS_PER_US for name, item in step.inside.items()
-    }
-    return {
-        "client": step.client_us,
-        "triton_compute": triton,
-        "stages_alone": dict(floor),
-        "outside_triton_compute": step.client_us - sum(triton.values()),
-        "outside_stages": step.client_us - sum(floor.values()),
-    }
-
-
-def targets(result: Mapping[str, Any]) -> dict[str, float | None]:
-    """The two ratios that the project sets itself targets for."""
-    generate = result["generate"]["tokens_per_s"]
-    at_8 = next((item["tokens_per_s"] for item in result["clients"] if item["clients"] == 8), None)
-    return {
-        "per_token_over_generate": result["server"]["per_token_ms"] / result["generate"]["per_token_ms"],
-        "throughput_at_8_over_generate": at_8 / generate if at_8 else None,
-    }
+    def throughput(self, clients: int, requests: int) -> dict[str, Any]:
+        """So many clients at once, and `generate` alone right before and right after."""
+        say(f"{self.label}: {clients} clients, {requests} requests ...")
+        before, after = self.cases.take(1), self.cases.take(1)
+        theirs = [self.reference.measure(case) for case in before]
+        records, wall_s = run_load(self.server.grpc_address, clients, self.cases.take(requests))
+        theirs += [self.reference.measure(case) for case in after]
+        ours_per_s = sum(record.tokens for record in records) / wall_s
+        return {
+            "clients": clients,
+            "requests": requests,
+            "wall_s": wall_s,
+            "tokens_per_s": ours_per_s,
+            "generate_tokens_per_s": tokens_per_s(theirs),
+            "over_generate": ours_per_s / tokens_per_s(theirs),
+        }

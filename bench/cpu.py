@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.checkpoint import ensure_checkpoint
-from bench.comparison import Plan, compare, targets
+from bench.comparison import Plan, compare
 from bench.failures import BenchError
 from bench.figures import markdown_table
 from bench.machine import command_line, describe
+from bench.options import counts, variable
 from bench.serving import CACHE, DEMO_CHECKPOINT, RESULTS, say
 from deepstack_serving.errors import DeepstackError
 
@@ -28,14 +29,10 @@ _DTYPES = ("float32", "bfloat16")
 def main() -> int:
     """Exit code 1 with one line on standard error when anything fails."""
     arguments = _parse()
-    plan = Plan(
-        arguments.samples, arguments.clients, arguments.rounds, arguments.tokens, dict(arguments.variable)
-    )
+    plan = Plan(arguments.samples, arguments.clients, arguments.rounds, arguments.tokens, dict(arguments.variable))
     about = describe(command_line("bench.cpu"))
     try:
-        results = [
-            _run_arm(arm, dtype, arguments, plan) for arm in arguments.checkpoints for dtype in arguments.dtypes
-        ]
+        results = [_run_arm(arm, dtype, arguments, plan) for arm in arguments.checkpoints for dtype in arguments.dtypes]
     except (BenchError, DeepstackError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
@@ -46,8 +43,7 @@ def main() -> int:
 def _run_arm(arm: str, dtype: str, arguments: argparse.Namespace, plan: Plan) -> dict[str, Any]:
     checkpoint = arguments.demo_checkpoint if arm == "demo" else ensure_checkpoint(arguments.cache / "qwen3_vl_random")
     with tempfile.TemporaryDirectory(prefix="deepstack-bench-") as folder:
-        result = compare(arm, checkpoint, dtype, plan, Path(folder))
-    return {**result, "targets": targets(result)}
+        return compare(arm, checkpoint, dtype, plan, Path(folder))
 
 
 def tables(results: Sequence[Mapping[str, Any]]) -> str:
@@ -58,22 +54,30 @@ def tables(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _table(result: Mapping[str, Any]) -> str:
-    server, generate, memory = result["server"], result["generate"], result["memory_mib"]
-    step, ratios = result["decode_step_us"], result["targets"]
+    server, generate, step = result["server"], result["generate"], result["decode_step_us"]
+    ours, theirs = result["memory_mib"]["server"], result["memory_mib"]["generate"]
     rows: list[list[object]] = [
-        ["time to first token, ms", server["first_token_ms"], generate["first_token_ms"]],
-        ["time per token, ms", server["per_token_ms"], generate["per_token_ms"]],
-        ["tokens/s, one after another", server["tokens_per_s"], generate["tokens_per_s"]],
-        *([f"tokens/s, {item['clients']} clients", item["tokens_per_s"], None] for item in result["clients"]),
-        ["peak memory, MiB (sum of processes)", memory["server"]["peak_rss"], memory["generate"]["peak_rss"]],
-        ["memory at the end, MiB (shared once)", memory["server"]["pss"], memory["generate"]["pss"]],
-        ["one decode step at the client, us", step["client"], None],
-        ["... outside Triton's compute of the stages, us", step["outside_triton_compute"], None],
-        ["... outside the stages' own run, us", step["outside_stages"], None],
-        ["time per token over generate's", ratios["per_token_over_generate"], 1.0],
-        ["tokens/s at 8 clients over generate's", ratios["throughput_at_8_over_generate"], 1.0],
+        _row("time to first token, ms", server, generate, "first_token_ms", result["first_token_over_generate"]),
+        _row("time per token, 1 client, ms", server, generate, "per_token_ms", result["per_token_over_generate"]),
+        *(_throughput_row(level) for level in result["clients"]),
+        _row("peak memory, MiB, sum of processes", ours, theirs, "peak_rss"),
+        _row("memory at the end, MiB, shared pages once", ours, theirs, "pss"),
+        ["one decode step at the client, us", step["client"], None, None],
+        ["... outside Triton's compute of the two stages, us", step["outside_triton_compute"], None, None],
+        ["... outside the two stages' own run, us", step["outside_stages"], None, None],
     ]
-    return markdown_table(("", "server", "generate"), rows)
+    return markdown_table(("", "server", "generate", "ratio"), rows)
+
+
+def _throughput_row(level: Mapping[str, Any]) -> list[object]:
+    numbers = [level[key] for key in ("tokens_per_s", "generate_tokens_per_s", "over_generate")]
+    return [f"tokens/s, {level['clients']} clients", *numbers]
+
+
+def _row(
+    label: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], key: str, ratio: float | None = None
+) -> list[object]:
+    return [label, ours[key], theirs[key], ours[key] / theirs[key] if ratio is None else ratio]
 
 
 def _write(folder: Path, about: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> None:
@@ -83,8 +87,9 @@ def _write(folder: Path, about: Mapping[str, Any], results: Sequence[Mapping[str
     path = folder / f"{about['date'][:10]}-cpu"
     path.with_suffix(".json").write_text(json.dumps({**about, "results": results}, indent=2) + "\n")
     head = (
-        f"# CPU benchmark of {about['date']}\n\n`{about['command']}` on {about['cores']} cores of {about['processor']}, "
-        f"{about['memory_gib']} GiB; load average before the run {about['load_average']}.\n\n"
+        f"# CPU benchmark of {about['date']}\n\n`{about['command']}`\n\n"
+        f"{about['cores']} cores of {about['processor']}, {about['memory_gib']} GiB of memory, "
+        f"load average before the run {about['load_average']}.\n\n"
     )
     path.with_suffix(".md").write_text(f"{head}{text}\n")
     say(f"written to {path}.json and .md")
@@ -96,10 +101,10 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--dtypes", type=_names(_DTYPES), default=_DTYPES, metavar="float32,bfloat16")
     parser.add_argument("--demo-checkpoint", type=Path, default=DEMO_CHECKPOINT, metavar="DIR")
     parser.add_argument("--samples", type=int, default=5, metavar="N", help="requests that medians are taken of")
-    parser.add_argument("--clients", type=_counts, default=(1, 4, 8, 16), metavar="N,N,...")
+    parser.add_argument("--clients", type=counts, default=(1, 4, 8, 16), metavar="N,N,...")
     parser.add_argument("--rounds", type=int, default=2, metavar="N", help="requests of each client")
     parser.add_argument("--tokens", type=int, default=64, metavar="N", help="tokens of each answer")
-    parser.add_argument("--variable", type=_variable, action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--variable", type=variable, action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--cache", type=Path, default=CACHE, metavar="DIR", help="where the random checkpoint is kept")
     parser.add_argument("--output", type=Path, default=RESULTS, metavar="DIR")
     return parser.parse_args()
@@ -113,17 +118,6 @@ def _names(known: Sequence[str]) -> Any:
         return names
 
     return parse
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(int(item) for item in text.split(","))
-
-
-def _variable(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
-    return name, value
 
 
 if __name__ == "__main__":

@@ -28,8 +28,8 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> s
     """A table that reads well as plain text too: columns are padded, numbers stand on the right."""
     texts = [[_cell(value) for value in row] for row in rows]
     widths = [max(len(line[column]) for line in [list(header), *texts]) for column in range(len(header))]
-    right = [all(isinstance(row[column], int | float) or row[column] is None for row in rows) for column in range(len(header))]
-    rule = [("-" * (width - 1) + ":") if is_right else "-" * width for width, is_right in zip(widths, right, strict=True)]
+    right = [all(isinstance(row[column], int | float | None) for row in rows) for column in range(len(header))]
+    rule = ["-" * (width - 1) + (":" if is_right else "-") for width, is_right in zip(widths, right, strict=True)]
     lines = [_line(header, widths, right), "| " + " | ".join(rule) + " |"]
     return "\n".join([*lines, *(_line(row, widths, right) for row in texts)])
 

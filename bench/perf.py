@@ -19,6 +19,7 @@ from bench import aiperf, perf_analyzer, tools
 from bench.failures import BenchError
 from bench.figures import markdown_table
 from bench.machine import command_line, describe
+from bench.options import counts, variable
 from bench.perf_inputs import (
     MAX_TOKENS,
     encoder_requests,
@@ -52,8 +53,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--checkpoint", type=Path, default=DEMO_CHECKPOINT, metavar="DIR")
     parser.add_argument("--address", metavar="HOST:PORT", help="gRPC address of a running server, in place of an own")
     parser.add_argument("--http-address", metavar="HOST:PORT", help="HTTP address of that server")
-    parser.add_argument("--concurrency", type=_counts, default=(1, 4, 16), metavar="N,N,...")
+    parser.add_argument("--concurrency", type=counts, default=(1, 4, 16), metavar="N,N,...")
     parser.add_argument("--requests", type=int, default=48, metavar="N", help="per level, at least 3 per client")
+    parser.add_argument("--variable", type=variable, action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--cache", type=Path, default=CACHE, metavar="DIR", help="where the tools are kept")
     parser.add_argument("--output", type=Path, default=RESULTS, metavar="DIR")
     arguments = parser.parse_args()
@@ -76,7 +78,7 @@ def _server(arguments: argparse.Namespace) -> Iterator[Addresses]:
     if arguments.address:
         yield Addresses(arguments.address, arguments.http_address)
         return
-    with embedded_server(arguments.checkpoint) as server:
+    with embedded_server(arguments.checkpoint, dict(arguments.variable)) as server:
         yield addresses_of(server)
 
 
@@ -121,13 +123,6 @@ def _write(folder: Path, tool: str, table: str, results: list[dict[str, Any]]) -
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({**about, "results": results, "table": table.splitlines()}, indent=2) + "\n")
     say(f"written to {path}")
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    counts = tuple(int(item) for item in text.split(","))
-    if any(count < 1 for count in counts):
-        raise argparse.ArgumentTypeError(f"{text!r} has a number below 1")
-    return counts
 
 
 if __name__ == "__main__":

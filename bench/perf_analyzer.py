@@ -20,7 +20,7 @@ COLUMNS = ("model", "clients", "requests", "requests/s", "p50 ms", "p95 ms", "p9
 
 @dataclass(frozen=True)
 class PerfResult:
-    """Latency is from the request to its last response; `first_p50_ms` to its first. Tokens: None where there are none."""
+    """Latency is from a request to its last response, `first_p50_ms` to its first; tokens are None without text."""
 
     model: str
     concurrency: int

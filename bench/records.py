@@ -55,6 +55,11 @@ def summary(records: Sequence[Record]) -> dict[str, Any]:
     return {
         "first_token_ms": median([record.first_s for record in records]) * MILLISECONDS,
         "per_token_ms": median([record.per_token_s for record in records]) * MILLISECONDS,
-        "tokens_per_s": sum(record.tokens for record in records) / sum(record.end_s for record in records),
+        "tokens_per_s": tokens_per_s(records),
         "samples": [{**asdict(record), "text": record.text[:40]} for record in records],
     }
+
+
+def tokens_per_s(records: Sequence[Record]) -> float:
+    """Throughput of requests that ran one after another."""
+    return sum(record.tokens for record in records) / sum(record.end_s for record in records)

@@ -121,9 +121,8 @@ def _download_base64_library(libraries: Path) -> None:
             run_command(["dpkg", "-x", str(next(folder.glob("*.deb"))), str(folder / "files")])
             found = next((folder / "files").rglob(_BASE64_LIBRARY))
         except (BenchError, StopIteration) as error:
-            raise BenchError(
-                f"perf_analyzer needs {_BASE64_LIBRARY}; install the package {_BASE64_PACKAGE} (Debian, Ubuntu): {error}"
-            ) from error
+            advice = f"install the package {_BASE64_PACKAGE} of Debian or Ubuntu"
+            raise BenchError(f"perf_analyzer needs {_BASE64_LIBRARY}; {advice}: {error}") from error
         shutil.copy(found, libraries / _BASE64_LIBRARY)
 
 

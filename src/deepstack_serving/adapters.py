@@ -105,6 +105,7 @@ class OrchestratorModel:
         self._closing.set()
         self._orchestrator.close()
         self._reporter.join()
+        self._gauges.set(self._values())  # the server keeps the last values, and a drain waits for them
 
     def _report(self) -> None:
         while not self._closing.wait(METRICS_INTERVAL_S):

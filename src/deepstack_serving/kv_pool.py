@@ -34,8 +34,9 @@ class KVPool:
         self.block_size = block_size
         size = (layers, blocks, block_size, shape.heads, shape.head_dim)
         try:
-            self.keys = torch.zeros(size, dtype=shape.dtype, device=device)
-            self.values = torch.zeros_like(self.keys)
+            # Not cleared: a sequence reads only slots that it has written. On a CPU, pages come as they are used.
+            self.keys = torch.empty(size, dtype=shape.dtype, device=device)
+            self.values = torch.empty_like(self.keys)
         except RuntimeError as error:  # torch.OutOfMemoryError is one
             wanted = blocks * block_size * layers * shape.bytes_per_token_and_layer
             raise SettingsError(

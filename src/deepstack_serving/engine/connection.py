@@ -13,6 +13,8 @@ from deepstack_serving.errors import DeepstackError
 from deepstack_serving.settings import Settings
 from deepstack_serving.stages.info import StageInfo
 
+REFRESH_INTERVAL_S = 0.5  # shorter than any stage takes to load: a replaced one is missed once before it is there
+
 
 class Connection:
     """Opens by a handshake with every stage; after a failure it is open only if the same stage processes answer."""
@@ -20,7 +22,7 @@ class Connection:
     def __init__(self, port: StagePort, pipeline: StagePipeline, fingerprint: str) -> None:
         self._port, self._pipeline, self._fingerprint = port, pipeline, fingerprint
         self._infos: tuple[StageInfo, ...] = ()
-        self._closed_since_s = time.monotonic()
+        self._closed_since_s = self._asked_s = time.monotonic()
         self.reason = "no handshake yet"
 
     @property
@@ -38,8 +40,16 @@ class Connection:
             check_stages(infos, self._pipeline.plans, self._fingerprint)
             self._infos = infos
         except DeepstackError as error:
+            if self._infos:
+                self._infos, self._closed_since_s = (), time.monotonic()
             self.reason = str(error)
+        self._asked_s = time.monotonic()
         return self.is_open
+
+    def refresh(self) -> None:
+        """Ask again from time to time. Only while nothing runs: a stage that was replaced then has lost nothing."""
+        if self.is_open and time.monotonic() - self._asked_s > REFRESH_INTERVAL_S:
+            self.try_open()
 
     def still_open(self) -> bool:
         """Whether the same stage processes as before still answer. A restarted stage has lost its KV pool."""

@@ -79,6 +79,8 @@ class Engine:
             while self._receive() and not self.outputs.is_dead:
                 self._heartbeat_s = time.monotonic()
                 self._expire()
+                if self.scheduler.is_idle:
+                    self._connection.refresh()
                 if self._connect():
                     self._advance()
         finally:

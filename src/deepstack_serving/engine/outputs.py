@@ -16,7 +16,7 @@ from deepstack_serving.engine.sequence import Sequence as Running
 from deepstack_serving.engine.text_stream import TextStream
 from deepstack_serving.errors import CancelledError, DeepstackError, UnavailableError
 
-POLL_INTERVAL_S = 0.01
+POLL_INTERVAL_S = 0.02
 
 
 @dataclass(frozen=True)
