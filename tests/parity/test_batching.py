@@ -19,6 +19,8 @@ EIGHT = (
     Ask("describe the image", (picture(128, 64, 6), picture(64, 96, 7))),
     Ask("describe the image", (picture(100, 70, 8),)),
 )
+# What is tested here is the engine's: one family stands for all.
+pytestmark = pytest.mark.parametrize("checkpoint", ["qwen3_vl"], indirect=True, scope="session")
 SAMPLED = {"temperature": 1.2, "top_k": 100, "top_p": 0.95, "min_p": 0.01}
 
 

@@ -11,11 +11,15 @@ import torch
 from deepstack_serving.errors import StageError
 from deepstack_serving.wire import VISION_ENCODER
 from tests.support.asking import MIXED, ONE_IMAGE, TEXT, THREE_IMAGES, Ask, answer, ask_alone, picture, submit
-from tests.support.local import Change, LocalServer, keep, local_settings
+from tests.support.local import STAGE_NAMES, Change, LocalPort, LocalServer, keep, local_settings
 from tests.support.runs import Run
+from tests.support.stateless import feature_names
 
 CAT, DOG = Ask("describe the image", (picture(96, 64, 10),)), Ask("describe the image", (picture(96, 64, 11),))
 LONG = {"max_tokens": 24}
+
+
+POOL_TOKENS = {"qwen3_vl": 128, "granite4_vision": 304}
 
 
 class Poison:
@@ -33,7 +37,7 @@ class Poison:
 
 def one_server(checkpoint: Path, change: Change = keep) -> LocalServer:
     """A pool so small that every request takes blocks that earlier ones used."""
-    return LocalServer(local_settings(checkpoint, kv_pool_tokens=128), 2, change, held=True)
+    return LocalServer(local_settings(checkpoint, kv_pool_tokens=POOL_TOKENS[checkpoint.name]), 2, change, held=True)
 
 
 @pytest.fixture
@@ -67,16 +71,17 @@ def test_image_after_a_long_text_in_the_same_blocks_equals_its_solo_run(checkpoi
 @pytest.mark.parametrize(
     ("model", "name", "victim"),
     [
+        (VISION_ENCODER, "first feature", ONE_IMAGE),
         (VISION_ENCODER, "ds_0", ONE_IMAGE),
-        (VISION_ENCODER, "ds_2", THREE_IMAGES),
-        (VISION_ENCODER, "image_embeds", ONE_IMAGE),
+        (VISION_ENCODER, "last feature", THREE_IMAGES),
         ("language_early", "hidden_states", TEXT),
     ],
 )
 def test_nan_fails_its_request_and_leaves_the_blocks_usable(
     checkpoint: Path, unsplit: Run, model: str, name: str, victim: Ask
 ) -> None:
-    poison = Poison(model, name)
+    features = feature_names(LocalPort(local_settings(checkpoint), STAGE_NAMES[1]))
+    poison = Poison(model, {"first feature": features[0], "last feature": features[-1]}.get(name, name))
     with one_server(checkpoint, poison) as server:
         server.start()
         poison.armed = True
@@ -103,7 +108,7 @@ def test_nan_in_one_requests_features_leaves_its_batch_alone(checkpoint: Path, u
     others = [unsplit.together[0], unsplit.together[2]]
     assert [item.ids for item in answers] == [item.ids for item in others]
     # Not exactly equal: the batch goes on with one row less.
-    assert max(mine.distance(theirs) for mine, theirs in zip(answers, others, strict=True)) < 1e-5
+    assert max(mine.distance(theirs) for mine, theirs in zip(answers, others, strict=True)) < 5e-5
 
 
 def test_nan_in_a_running_requests_keys_fails_it_alone(checkpoint: Path, unsplit: Run) -> None:

@@ -9,11 +9,14 @@ import pytest
 from tests.support.asking import MIXED
 from tests.support.runs import Run, run, run_staggered
 
-SPLITS = [(2, str(layer)) for layer in range(7)]
-FOUR = [(4, "balanced"), (4, "0,1,1"), (4, "1,2,6")]
+LAYERS = {"qwen3_vl": 6, "granite4_vision": 8}
+SPLITS = [(family, 2, str(layer)) for family, count in LAYERS.items() for layer in range(count + 1)]
+BALANCED = [(family, 4, "balanced") for family in LAYERS]
+UNEVEN = [(family, 4, points) for family in LAYERS for points in ("0,1,1", "1,2,6")]
+COLUMNS = ("checkpoint", "stages", "points")
 
 
-@pytest.mark.parametrize(("stages", "points"), SPLITS + FOUR)
+@pytest.mark.parametrize(COLUMNS, SPLITS + BALANCED + UNEVEN, indirect=["checkpoint"], scope="session")
 def test_split_equals_unsplit(checkpoint: Path, unsplit: Run, stages: int, points: str) -> None:
     assert run(checkpoint, stages, split_points=points) == unsplit
 
@@ -38,6 +41,8 @@ def unsplit_bf16(bf16_checkpoint: Path) -> Run:
     return run(bf16_checkpoint, stages=1)
 
 
-@pytest.mark.parametrize(("stages", "points"), [*SPLITS, FOUR[0]])
+@pytest.mark.parametrize(
+    ("bf16_checkpoint", *COLUMNS[1:]), SPLITS + BALANCED, indirect=["bf16_checkpoint"], scope="session"
+)
 def test_split_equals_unsplit_in_bfloat16(bf16_checkpoint: Path, unsplit_bf16: Run, stages: int, points: str) -> None:
     assert run(bf16_checkpoint, stages, split_points=points) == unsplit_bf16

@@ -11,17 +11,17 @@ from deepstack_serving.checkpoint import open_checkpoint
 from tests.support.asking import MIXED, ONE_IMAGE, TEXT, Ask
 from tests.support.local import STAGE_NAMES, LocalPort, local_settings
 from tests.support.reference import Reference
-from tests.support.stateless import Rows, packed_inputs, run_chain
+from tests.support.stateless import Rows, feature_names, packed_inputs, run_chain
 
 TOLERANCE = 1e-4
 TOP = 64
-FEATURES = ("image_embeds", "ds_0", "ds_1", "ds_2")
 
 
 def rows_of(port: LocalPort, reference: Reference, ask: Ask) -> Rows:
     prompt = reference.prompt(ask)
-    features = port.call_encoder(ask.images, FEATURES) if ask.images else {}
-    return Rows(prompt.input_ids, prompt.positions, {name: features[name] for name in FEATURES if features})
+    names = feature_names(port) if ask.images else []
+    features = port.call_encoder(ask.images, names) if names else {}
+    return Rows(prompt.input_ids, prompt.positions, {name: features[name] for name in names})
 
 
 def score(port: LocalPort, inputs: dict[str, torch.Tensor], image_token_id: int) -> dict[str, torch.Tensor]:
@@ -53,7 +53,7 @@ def test_stateless_call_leaves_the_pool_alone(checkpoint: Path, reference: Refer
     port = LocalPort(local_settings(checkpoint), STAGE_NAMES[1])
     image_token_id = open_checkpoint(checkpoint).config.image_token_id
     inputs = packed_inputs([rows_of(port, reference, ONE_IMAGE)], image_token_id)
-    with_pool = inputs | {"block_tables": torch.tensor([[3, 1]], dtype=torch.int32)}
+    with_pool = inputs | {"block_tables": torch.tensor([[3, 1, 7, 0, 5, 2]], dtype=torch.int32)}
     first = score(port, with_pool, image_token_id)
     score(port, inputs, image_token_id)
     again = score(port, with_pool, image_token_id)

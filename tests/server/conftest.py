@@ -11,7 +11,8 @@ import pytest
 from deepstack_serving.embedded import EmbeddedServer
 from tests.support.asking import ONE_IMAGE, TEXT, Answer, ask_alone
 from tests.support.local import LocalServer, local_settings
-from tests.support.server import Reply, ask, is_whole, request, serving
+from tests.support.raw_client import Reply, ask, request
+from tests.support.server import gated_repository, is_whole, serving
 
 
 @pytest.fixture(scope="session")
@@ -22,9 +23,16 @@ def known_answers(checkpoint: Path) -> list[Answer]:
 
 
 @pytest.fixture(scope="session")
-def shared_server(checkpoint: Path) -> Iterator[EmbeddedServer]:
+def shared_server(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
     """A pool smaller than the context (4,096 tokens), and prompts computed in small pieces."""
-    with serving(checkpoint, prefill_token_budget=64, max_images_per_request=4, max_image_bytes=1 << 20) as server:
+    settings: dict[str, object] = {
+        "prefill_token_budget": 64,
+        "max_images_per_request": 4,
+        "max_image_bytes": 1 << 20,
+        "vision_cache_bytes": 1 << 20,
+    }
+    repository = gated_repository(tmp_path_factory.mktemp("shared") / "repository")
+    with serving(checkpoint, tmp_path_factory.mktemp("run"), repository, **settings) as server:
         yield server
 
 

@@ -12,10 +12,12 @@ from tritonclient.utils import InferenceServerException
 
 from deepstack_serving.embedded import EmbeddedServer
 from tests.support.asking import ONE_IMAGE, picture
-from tests.support.server import ask, events, generate, post, refusal, request
+from tests.support.raw_client import ask, events, generate, post, refusal, request
 
 PICTURE = ONE_IMAGE.images[0]
-RETURNS = {f"return_{name}": True for name in ("finish_reason", "num_input_tokens", "num_output_tokens")}
+RETURNS: dict[str, Any] = {
+    f"return_{name}": True for name in ("finish_reason", "num_input_tokens", "num_output_tokens")
+}
 
 
 def as_json(inputs: dict[str, Any]) -> dict[str, Any]:
@@ -63,7 +65,8 @@ def test_only_the_text_is_returned_unless_more_is_asked_for(server: EmbeddedServ
     "name", ["finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens"]
 )
 def test_return_flag_adds_its_output(server: EmbeddedServer, name: str) -> None:
-    assert set(ask(server, request("hello", **{f"return_{name}": True})).outputs[0]) == {"text_output", name}
+    wanted: dict[str, Any] = {f"return_{name}": True}
+    assert set(ask(server, request("hello", **wanted)).outputs[0]) == {"text_output", name}
 
 
 def test_log_probabilities_add_up(server: EmbeddedServer) -> None:
@@ -123,7 +126,7 @@ def test_image_is_the_same_by_every_way(server: EmbeddedServer) -> None:
     encoded = base64.b64encode(PICTURE).decode()
     address = f"data:image/png;base64,{encoded}"
     text = {"type": "text", "text": "what is shown?"}
-    options = {"logprobs": 5}
+    options: dict[str, Any] = {"logprobs": 5}
     expected = ask(server, request("what is shown?", [PICTURE], **options)).tokens
     ways = [
         request("what is shown?", [encoded.encode()], **options),
@@ -166,7 +169,11 @@ def test_empty_list_of_images_is_none(server: EmbeddedServer) -> None:
 
 
 def test_plain_infer_is_not_to_be_had(server: EmbeddedServer) -> None:
-    status, _ = post(server, "orchestrator/infer", {"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["hello"]}]})
+    status, _ = post(
+        server,
+        "orchestrator/infer",
+        {"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["hello"]}]},
+    )
     assert status == 501
     with InferenceServerClient(server.grpc_address) as client, pytest.raises(InferenceServerException) as caught:
         client.infer("orchestrator", [])

@@ -12,7 +12,7 @@ import pytest
 
 from deepstack_serving.embedded import EmbeddedServer
 from tests.support.asking import picture
-from tests.support.server import Inputs, Stream, ask, generate, infer_message, post, refusal, request
+from tests.support.raw_client import Inputs, Stream, ask, generate, infer_message, post, refusal, request
 
 PICTURE = picture(64, 64, 5)
 LIMIT = 4096
@@ -78,7 +78,10 @@ PROMPTS: dict[str, tuple[dict[str, Any], str]] = {
     "image without its part": (request(None, [PICTURE], messages=user({"type": "text", "text": "x"})), "image"),
     "part with an address": (request(messages=user({"type": "image", "image": "https://example.com/a.png"})), "never"),
     "raw messages": (request(messages=user(), raw_prompt=True), "raw_prompt"),
-    "repeated messages": (request(messages='[{"role": "user", "content": "x"}]', exclude_input_in_output=False), "exclude"),
+    "repeated messages": (
+        request(messages='[{"role": "user", "content": "x"}]', exclude_input_in_output=False),
+        "exclude",
+    ),
     "too many images": (request("hello", [PICTURE] * 5), "max_images_per_request"),
     "too long": (request("cat " * 5000), f"the context length is {LIMIT}"),
     "too long with its images": (request("cat " * 4080, [PICTURE] * 2), "8 of images"),
@@ -148,7 +151,9 @@ def test_empty_text_is_answered(server: EmbeddedServer) -> None:
     assert ask(server, request("", return_num_output_tokens=True)).outputs[0]["num_output_tokens"] == 8
 
 
-@pytest.mark.parametrize("text", ["<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>", "<|im_end|>\n<|im_start|>"])
+@pytest.mark.parametrize(
+    "text", ["<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>", "<|im_end|>\n<|im_start|>"]
+)
 @pytest.mark.parametrize("images", [[], [PICTURE]], ids=["alone", "with an image"])
 def test_special_literals_in_a_users_text_are_data(server: EmbeddedServer, text: str, images: list[bytes]) -> None:
     counts = [

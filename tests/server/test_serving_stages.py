@@ -12,7 +12,8 @@ from tritonclient.utils import InferenceServerException
 
 from deepstack_serving.embedded import EmbeddedServer
 from tests.support.asking import picture
-from tests.support.server import STAGES, ask, infer, request
+from tests.support.raw_client import ask, infer, request
+from tests.support.server import STAGES
 
 Tensors = dict[str, npt.NDArray[Any]]
 PICTURE = picture(64, 64, 5)
@@ -59,7 +60,11 @@ def late_call(server: EmbeddedServer, early_call: Tensors) -> Tensors:
     """The call of the last stage that follows."""
     kept = ("position_ids", "query_lengths", "context_lengths")
     rows = {"sample_rows": np.array([early_call["position_ids"].shape[1] - 1])}
-    return {**infer(server, "language_early", early_call, ["hidden_states"]), **rows, **{k: early_call[k] for k in kept}}
+    return {
+        **infer(server, "language_early", early_call, ["hidden_states"]),
+        **rows,
+        **{k: early_call[k] for k in kept},
+    }
 
 
 def test_stages_called_by_hand_give_the_orchestrators_token(server: EmbeddedServer, late_call: Tensors) -> None:
@@ -124,7 +129,7 @@ def test_stage_takes_no_features_of_layers_that_are_not_its_own(server: Embedded
     check_refused(server, "language_late", {**late_call, "ds_0": np.zeros((4, 64), np.float32)}, "ds_0")
 
 
-WRONG = {
+WRONG: dict[str, tuple[str, npt.NDArray[Any] | None]] = {
     "features of another type": ("ds_1", np.zeros((4, 64))),
     "ids of another type": ("input_ids", np.zeros(4, np.int32)),
     "features of another width": ("ds_1", np.zeros((4, 32), np.float32)),

@@ -9,33 +9,21 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
 
 from deepstack_serving.embedded import EmbeddedServer
 from tests.support.asking import picture
-from tests.support.server import (
-    Inputs,
-    Reply,
-    Stream,
-    ask,
-    eventually,
-    events,
-    frozen,
-    gauges,
-    http_response,
-    infer_message,
-    is_whole,
-    reaches,
-    request,
-)
+from tests.support.raw_client import Inputs, Reply, Stream, ask, events, http_response, infer_message, request
+from tests.support.server import eventually, gauges, held, is_whole, reaches
 
 TEXTS = ("hello", "what is shown in this picture?", "describe the image in detail, please", "a cat sits on a mat")
 BUDGET = 64  # of the shared server's prompt tokens per step
 
 
-def mixed(count: int, **sampling: object) -> list[dict[str, object]]:
+def mixed(count: int, **sampling: Any) -> list[dict[str, object]]:
     """Text requests and requests with one to three images, of different lengths."""
     return [
         request(
@@ -71,7 +59,7 @@ def test_other_seed_draws_other_tokens(server: EmbeddedServer) -> None:
     assert first != second
 
 
-SAMPLED = {"temperature": 1.5, "seed": 5, "max_tokens": 120}
+SAMPLED: dict[str, Any] = {"temperature": 1.5, "seed": 5, "max_tokens": 120}
 
 
 @pytest.mark.parametrize("length", [1, 2, 7])
@@ -95,14 +83,14 @@ def test_first_of_several_stop_strings_ends_the_answer(server: EmbeddedServer) -
 @pytest.mark.parametrize("seed", range(4))
 def test_joined_stream_equals_the_whole_text(server: EmbeddedServer, seed: int) -> None:
     """Random bytes of a random model: most of its characters come in parts, and many never become one."""
-    sampling = {"temperature": 3.0, "seed": seed, "max_tokens": 150}
+    sampling: dict[str, Any] = {"temperature": 3.0, "seed": seed, "max_tokens": 150}
     whole = ask(server, request("hello", **sampling)).text
     assert ask(server, request("hello", stream=True, **sampling)).text == whole
     pieces = events(server, request("hello", stream=True, **sampling))
     assert "".join(piece["text_output"] for piece in pieces) == whole
 
 
-def long_request(server: EmbeddedServer, **options: object) -> Stream:
+def long_request(server: EmbeddedServer, **options: Any) -> Stream:
     """A request that holds nearly the whole pool and would run for long."""
     return Stream(server.grpc_address, request("hello", stream=True, max_tokens=3000, **options))
 
@@ -124,22 +112,21 @@ def test_cancelled_in_the_queue(server: EmbeddedServer) -> None:
 
 
 def test_cancelled_in_encode(server: EmbeddedServer) -> None:
-    with frozen(server, "vision_encoder"):
+    with held(server, "vision_encoder"):
         with Stream(server.grpc_address, request("what?", [picture(64, 64, 77)])):
             assert reaches(server, running_requests=1)
         assert is_whole(server)
 
 
 def test_text_is_answered_while_images_are_encoded(server: EmbeddedServer) -> None:
-    with frozen(server, "vision_encoder"), Stream(server.grpc_address, request("what?", [picture(64, 64, 78)])) as held:
+    with held(server, "vision_encoder"), Stream(server.grpc_address, request("what?", [picture(64, 64, 78)])):
         assert reaches(server, running_requests=1)
         assert len(ask(server, request("hello", logprobs=1)).tokens) == 8
-    held.reply.errors.clear()
 
 
 def test_cancelled_in_prefill(server: EmbeddedServer) -> None:
     before = gauges(server)["prompt_tokens_total"]
-    with frozen(server, "language_late"), Stream(server.grpc_address, request("cat " * 2500)):
+    with held(server, "language_late"), Stream(server.grpc_address, request("cat " * 2500)):
         assert reaches(server, running_requests=1)
     assert is_whole(server)
     assert gauges(server)["prompt_tokens_total"] - before < 20 * BUDGET

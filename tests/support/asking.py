@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,9 +40,10 @@ class Answer:
         return max(*chosen, self.top_distance(other))
 
     def top_distance(self, other: Answer) -> float:
-        """Largest difference of the log-probabilities of alternatives that both answers name."""
+        """Largest difference of the log-probabilities of alternatives that both answers name; infinite if none."""
         pairs = zip(map(dict, self.top), map(dict, other.top), strict=True)
-        return max(abs(mine[token] - theirs[token]) for mine, theirs in pairs for token in mine.keys() & theirs.keys())
+        shared = ((mine, theirs, token) for mine, theirs in pairs for token in mine.keys() & theirs.keys())
+        return max((abs(mine[token] - theirs[token]) for mine, theirs, token in shared), default=math.inf)
 
 
 def picture(width: int, height: int, seed: int = 0) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from PIL import Image
-from transformers import AutoModelForImageTextToText, AutoTokenizer, Qwen3VLProcessor
+from transformers import AutoModelForImageTextToText, AutoProcessor, AutoTokenizer, Qwen3VLProcessor
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from tests.support.asking import NEW_TOKENS, TOP, Answer, Ask
@@ -32,7 +32,7 @@ _ImageProcessor.__name__ = Qwen3VLProcessor.__name__  # the base class looks its
 
 @dataclass(frozen=True)
 class Expected:
-    """The prompt as transformers builds it: ids [tokens], positions [3, tokens], and the delta of later tokens."""
+    """The prompt as transformers builds it: ids [tokens], positions [axes, tokens], and the delta of later tokens."""
 
     input_ids: torch.Tensor
     positions: torch.Tensor
@@ -43,14 +43,9 @@ class Reference:
     """The whole checkpoint in one transformers model, and its processor with the PIL image backend."""
 
     def __init__(self, checkpoint: Path) -> None:
-        tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-        self.processor = _ImageProcessor(
-            image_processor=AutoImageProcessor.from_pretrained(checkpoint, backend="pil"),
-            tokenizer=tokenizer,
-            video_processor=_NoVideo(),
-            chat_template=tokenizer.chat_template,
-        )
         self.model = AutoModelForImageTextToText.from_pretrained(checkpoint).eval()
+        self._has_axes = hasattr(self.model.model, "get_rope_index")
+        self.processor = _with_video_left_out(checkpoint) if self._has_axes else _whole(checkpoint)
         self.model.generation_config.eos_token_id = None
 
     def inputs(self, ask: Ask) -> dict[str, torch.Tensor]:
@@ -64,6 +59,8 @@ class Reference:
     def prompt(self, ask: Ask) -> Expected:
         """Ids and positions, as the model computes them from the processor's output."""
         inputs = self.inputs(ask)
+        if not self._has_axes:
+            return Expected(inputs["input_ids"][0], torch.arange(inputs["input_ids"].shape[1])[None], 0)
         positions, delta = self.model.model.get_rope_index(
             inputs["input_ids"],
             mm_token_type_ids=inputs["mm_token_type_ids"],
@@ -74,13 +71,13 @@ class Reference:
     @torch.inference_mode()
     def logprobs(self, ask: Ask) -> torch.Tensor:
         """Log-probabilities [tokens, vocabulary] at every token of the prompt, by one forward pass."""
-        self.model.model.rope_deltas = None
+        self._forget()
         logits: torch.Tensor = self.model(**self.inputs(ask)).logits[0]
         return logits.float().log_softmax(-1)
 
     def generate(self, ask: Ask, new_tokens: int = NEW_TOKENS) -> Answer:
         """Greedy, without an end."""
-        self.model.model.rope_deltas = None
+        self._forget()
         inputs = self.inputs(ask)
         result = self.model.generate(
             **inputs, max_new_tokens=new_tokens, do_sample=False, output_logits=True, return_dict_in_generate=True
@@ -94,3 +91,21 @@ class Reference:
             tuple(logprobs.gather(1, ids[:, None])[:, 0].tolist()),
             tuple(tuple(zip(*pair, strict=True)) for pair in pairs),
         )
+
+    def _forget(self) -> None:
+        if self._has_axes:  # the model keeps the last prompt's delta
+            self.model.model.rope_deltas = None
+
+
+def _with_video_left_out(checkpoint: Path) -> Any:
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    return _ImageProcessor(
+        image_processor=AutoImageProcessor.from_pretrained(checkpoint, backend="pil"),
+        tokenizer=tokenizer,
+        video_processor=_NoVideo(),
+        chat_template=tokenizer.chat_template,
+    )
+
+
+def _whole(checkpoint: Path) -> Any:
+    return AutoProcessor.from_pretrained(checkpoint, backend="pil")

@@ -8,17 +8,23 @@ from typing import Any
 
 import torch
 
-from deepstack_serving.wire import deepstack_name
+from deepstack_serving.wire import deepstack_name, feature_inputs
 from tests.support.local import LocalPort
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A prompt as the stages take it: ids [tokens], positions [3, tokens], and the encoder's features by name."""
+    """A prompt as the stages take it: ids [tokens], positions [axes, tokens], and the encoder's features by name."""
 
     input_ids: torch.Tensor
     positions: torch.Tensor
     features: dict[str, torch.Tensor]
+
+
+def feature_names(port: LocalPort) -> list[str]:
+    """What the encoder sends to the language stages."""
+    first = next(iter(port.language.values()))
+    return [spec.name for spec in feature_inputs(first.contract, first.plan)]
 
 
 def packed_inputs(prompts: Sequence[Rows], image_token_id: int) -> dict[str, torch.Tensor]:

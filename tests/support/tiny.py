@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,15 +67,16 @@ def write_checkpoint(folder: Path, shape: TinyShape | None = None) -> Path:
     """A checkpoint in the hub's layout; the same shape gives the same weights."""
     shape = shape or TinyShape()
     folder.mkdir(parents=True, exist_ok=True)
-    ids = _write_tokenizer(folder)
+    names = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    ids = write_tokenizer(folder, SPECIAL_TOKENS, CHAT_TEMPLATE, {"tokenizer_class": "Qwen2Tokenizer", **names})
     model = AutoModelForImageTextToText.from_config(_config(shape, ids))
-    _make_loud(model, shape.seed)
+    make_loud(model, shape.seed)
     if shape.tied:
         model.tie_weights()
     model.generation_config.eos_token_id = [ids["<|im_end|>"], ids["<|endoftext|>"]]
     model.generation_config.pad_token_id = ids["<|endoftext|>"]
     model.to(shape.dtype).save_pretrained(folder, max_shard_size=shape.shard_size)
-    _write_json(folder / "preprocessor_config.json", _image_processing())
+    write_json(folder / "preprocessor_config.json", _image_processing())
     return folder
 
 
@@ -124,7 +126,7 @@ def _vision_config(shape: TinyShape) -> dict[str, object]:
 
 
 @torch.no_grad()
-def _make_loud(model: nn.Module, seed: int) -> None:
+def make_loud(model: nn.Module, seed: int) -> None:
     """Weights of a spread at which every path moves the logits; transformers' own start values leave some near 0."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
@@ -137,8 +139,10 @@ def _make_loud(model: nn.Module, seed: int) -> None:
             parameter.copy_(0.05 * noise)
 
 
-def _write_tokenizer(folder: Path) -> dict[str, int]:
-    """Byte-level BPE with the family's special tokens. Returns the ids of all tokens."""
+def write_tokenizer(
+    folder: Path, special_tokens: Sequence[str], chat_template: str, options: dict[str, object]
+) -> dict[str, int]:
+    """Byte-level BPE with a family's special tokens. Returns the ids of all tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -152,12 +156,11 @@ def _write_tokenizer(folder: Path) -> dict[str, int]:
         vocab_size=BPE_SIZE, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     tokenizer.train_from_iterator(SENTENCES * 4, trainer)
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL_TOKENS])
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special_tokens])
     tokenizer.save(str(folder / "tokenizer.json"))
-    options = {"tokenizer_class": "Qwen2Tokenizer", "add_prefix_space": False, "clean_up_tokenization_spaces": False}
-    names = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "bos_token": None, "unk_token": None}
-    _write_json(folder / "tokenizer_config.json", {**options, **names})
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    common = {"add_prefix_space": False, "clean_up_tokenization_spaces": False, "bos_token": None, "unk_token": None}
+    write_json(folder / "tokenizer_config.json", {**common, **options})
+    (folder / "chat_template.jinja").write_text(chat_template)
     return tokenizer.get_vocab(with_added_tokens=True)
 
 
@@ -174,5 +177,5 @@ def _image_processing() -> dict[str, object]:
     }
 
 
-def _write_json(path: Path, content: dict[str, object]) -> None:
+def write_json(path: Path, content: dict[str, object]) -> None:
     path.write_text(json.dumps(content, indent=1))

@@ -32,6 +32,11 @@ def test_placeholders_that_touch_are_refused() -> None:
         expand_placeholders([1, IMAGE, IMAGE, 2], IMAGE, [1, 1])
 
 
+def test_placeholders_that_may_touch_are_expanded_in_order() -> None:
+    prompt = expand_placeholders([1, IMAGE, IMAGE, 2], IMAGE, [1, 2], may_touch=True)
+    assert (prompt.input_ids.tolist(), prompt.image_tokens) == ([1, IMAGE, IMAGE, IMAGE, 2], (1, 2))
+
+
 def test_empty_prompt_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="the prompt is empty"):
         expand_placeholders([], IMAGE, [])

@@ -79,7 +79,7 @@ class Engine:
             while self._receive() and not self.outputs.is_dead:
                 self._heartbeat_s = time.monotonic()
                 self._expire()
-                if self.scheduler.is_idle:
+                if self.scheduler.is_idle and not self._backlog:
                     self._connection.refresh()
                 if self._connect():
                     self._advance()

@@ -26,6 +26,7 @@ class Intake:
         self._limits = ImageLimits(max_pixels=settings.max_image_pixels, max_bytes=settings.max_image_bytes)
         self._processing = checkpoint.family.image_processing(checkpoint.folder)
         self._image_token_id = checkpoint.family.image_token_id(checkpoint.config)
+        self._may_touch = checkpoint.family.images_may_touch
         self._tokenizer = tokenizer
         self.max_context_length = context_limit(settings, checkpoint)
 
@@ -34,7 +35,7 @@ class Intake:
         token_ids, payloads = self._encode(request)
         self._check_image_count(len(payloads))
         files, counts = self._probe(payloads)
-        prompt = expand_placeholders(token_ids, self._image_token_id, counts)
+        prompt = expand_placeholders(token_ids, self._image_token_id, counts, self._may_touch)
         return prompt, self._settle_length(request, prompt), tuple(files)
 
     def _encode(self, request: GenerationRequest) -> tuple[list[int], Sequence[bytes]]:

@@ -39,7 +39,7 @@ class Orchestrator:
             checkpoint.layer_count, len(stage_names), settings.split_points, checkpoint.deepstack_layers
         )
         defaults = GenerationDefaults(checkpoint)
-        tokenizer = PromptTokenizer(checkpoint.folder)
+        tokenizer = PromptTokenizer(checkpoint.folder, checkpoint.family.image_token_id(checkpoint.config))
         pipeline = StagePipeline(port, checkpoint.contract, stage_names, plans)
         inbox = Inbox()
         # A tokenizer of its own: encoding switches flags that must not change under the decoding thread.

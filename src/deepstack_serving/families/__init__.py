@@ -6,9 +6,10 @@ from typing import Any
 
 from deepstack_serving.errors import CheckpointError
 from deepstack_serving.families.base import Family
+from deepstack_serving.families.granite4_vision import Granite4Vision
 from deepstack_serving.families.qwen3_vl import Qwen3VL
 
-FAMILIES: dict[str, Family] = {family.model_type: family for family in (Qwen3VL(),)}
+FAMILIES: dict[str, Family] = {family.model_type: family for family in (Qwen3VL(), Granite4Vision())}
 
 
 def family_of(config: Any) -> Family:

@@ -67,6 +67,7 @@ class Family(ABC):
     position_axes: ClassVar[int]
     vision_modules: ClassVar[tuple[str, ...]]
     text_module: ClassVar[str] = "language_model"
+    images_may_touch: ClassVar[bool] = False  # whether two placeholders may stand side by side in a prompt
 
     @abstractmethod
     def deepstack_layers(self, config: Any) -> tuple[int, ...]:

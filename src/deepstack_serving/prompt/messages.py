@@ -48,7 +48,7 @@ def parse_messages(text: str, images: Sequence[bytes]) -> tuple[Conversation, li
 def _messages(text: str) -> list[dict[str, Any]]:
     try:
         messages = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number too long to read is a plain ValueError
         raise InvalidRequestError(f"the input 'messages' is not JSON: {error}") from error
     if not isinstance(messages, list) or not messages or not all(isinstance(item, dict) for item in messages):
         raise InvalidRequestError("the input 'messages' must be a JSON list of at least one message object")
@@ -60,6 +60,7 @@ def _part(part: Any, place: str, remaining: Iterator[bytes], found: list[bytes])
     if kind == "text":
         if not isinstance(part.get("text"), str):
             raise InvalidRequestError(f"{place}.text must be a string")
+        _encoded(part["text"], place)
         return {"type": "text", "text": part["text"]}
     if kind in ("image", "image_url"):
         found.append(_image(part, place, remaining))
@@ -80,4 +81,12 @@ def _image(part: dict[str, Any], place: str, remaining: Iterator[bytes]) -> byte
         return image
     if not isinstance(payload, str):
         raise InvalidRequestError(f"{place} must hold the image as base64 text or a data: URI")
-    return payload.encode()
+    return _encoded(payload, place)
+
+
+def _encoded(text: str, place: str) -> bytes:
+    """JSON can hold half a surrogate pair, which is no text."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(f"{place} is not valid Unicode text: {error}") from error

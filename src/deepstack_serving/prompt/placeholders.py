@@ -29,8 +29,10 @@ def text_positions(prompt: Prompt, axes: int) -> Int64Array:
     return np.broadcast_to(np.arange(prompt.length), (axes, prompt.length))
 
 
-def expand_placeholders(token_ids: Sequence[int], image_token_id: int, image_tokens: Sequence[int]) -> Prompt:
-    """Raises InvalidRequestError when placeholders and images are not the same number, or placeholders touch."""
+def expand_placeholders(
+    token_ids: Sequence[int], image_token_id: int, image_tokens: Sequence[int], may_touch: bool = False
+) -> Prompt:
+    """Raises InvalidRequestError when placeholders and images are not the same number, or touch and may not."""
     ids = np.asarray(token_ids, dtype=np.int64)
     places = np.flatnonzero(ids == image_token_id)
     if len(places) != len(image_tokens):
@@ -39,7 +41,7 @@ def expand_placeholders(token_ids: Sequence[int], image_token_id: int, image_tok
         )
     if len(ids) == 0:
         raise InvalidRequestError("the prompt is empty")
-    if bool((np.diff(places) == 1).any()):
+    if not may_touch and bool((np.diff(places) == 1).any()):
         raise InvalidRequestError("two image placeholders touch each other; put text or the end-of-image token between")
     repeats = np.ones(len(ids), dtype=np.int64)
     repeats[places] = image_tokens

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import jinja2
+from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
 from deepstack_serving.errors import CheckpointError, InvalidRequestError
@@ -21,13 +22,20 @@ from deepstack_serving.prompt.messages import Conversation
 
 
 class PromptTokenizer:
-    """Not thread-safe for encoding: the tokenizers library switches special-token splitting by a shared flag."""
+    """Not thread-safe for encoding: the tokenizers library switches special-token splitting by a shared flag.
 
-    def __init__(self, checkpoint: Path) -> None:
+    The image placeholder is a special token even where the checkpoint's files do not mark it as one.
+    """
+
+    def __init__(self, checkpoint: Path, placeholder_id: int | None = None) -> None:
         try:
             self.tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint)
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{checkpoint}: the tokenizer cannot be read: {error}") from error
+        placeholder = self.tokenizer.added_tokens_decoder.get(placeholder_id)
+        if placeholder is not None and not placeholder.special:
+            marked = AddedToken(placeholder.content, special=True, normalized=False)
+            self.tokenizer.add_tokens([marked], special_tokens=True)
         literals = {token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special}
         self._literal = re.compile("|".join(map(re.escape, sorted(literals, key=len, reverse=True))) or "(?!)")
 
