@@ -61,8 +61,8 @@ def lay_out_backends(wheel: Wheel, run_directory: Path) -> Path:
     return backends
 
 
-# A stage's OpenMP threads would spin long after each operation, on the cores that the next stage is waiting for: a fifth
-# of the throughput was seen on two cores. Spinning briefly is faster than not at all. Must be set before torch is loaded.
+# A stage's OpenMP threads would spin long after each operation, on the cores that the next stage waits for: a fifth of
+# the throughput was seen on two cores. Spinning briefly is faster than not at all. To be set before torch is loaded.
 _OPENMP = {"GOMP_SPINCOUNT": "2000"}
 
 
