@@ -57,7 +57,7 @@ class Checkpoint:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Tells checkpoints apart: a hash of the config and of every weight file's size, header and samples of its data.
+        """Tells checkpoints apart: a hash of the config and of each weight file's size, header and samples of its data.
 
         Reading all of it would take longer than loading a stage; a fine-tune changes every sample.
         """
