@@ -103,7 +103,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=5, metavar="N", help="requests that medians are taken of")
     parser.add_argument("--clients", type=counts, default=(1, 4, 8, 16), metavar="N,N,...")
     parser.add_argument("--rounds", type=int, default=2, metavar="N", help="requests of each client")
-    parser.add_argument("--tokens", type=int, default=64, metavar="N", help="tokens of each answer")
+    parser.add_argument("--tokens", type=int, default=128, metavar="N", help="tokens of each answer")
     parser.add_argument("--variable", type=variable, action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--cache", type=Path, default=CACHE, metavar="DIR", help="where the random checkpoint is kept")
     parser.add_argument("--output", type=Path, default=RESULTS, metavar="DIR")
