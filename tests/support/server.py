@@ -37,11 +37,15 @@ class TritonPythonModel(TritonPythonModel):
 
 @contextlib.contextmanager
 def serving(
-    checkpoint: Path, run_directory: Path, repository: Path = REPOSITORY, **settings: object
+    checkpoint: Path,
+    run_directory: Path,
+    repository: Path = REPOSITORY,
+    models: tuple[str, ...] = MODELS,
+    **settings: object,
 ) -> Iterator[EmbeddedServer]:
     """A started server with all models loaded, its log in `run_directory`; `settings` by their names."""
     options = ServerOptions(run_directory=run_directory, exit_timeout_s=5)
-    with EmbeddedServer(repository, MODELS, environment(checkpoint, **settings), options) as server:
+    with EmbeddedServer(repository, models, environment(checkpoint, **settings), options) as server:
         server.wait_until_ready(READY_TIMEOUT_S)
         yield server
 
