@@ -63,7 +63,7 @@ def lay_out_backends(wheel: Wheel, run_directory: Path) -> Path:
 
 # A stage's OpenMP threads would spin long after each operation, on the cores that the next stage waits for: a fifth of
 # the throughput was seen on two cores. Spinning briefly is faster than not at all. To be set before torch is loaded.
-_OPENMP = {"GOMP_SPINCOUNT": "20000"}
+_OPENMP = {"GOMP_SPINCOUNT": "2000"}
 
 
 def server_environment(wheel: Wheel, extra: Mapping[str, str]) -> dict[str, str]:
