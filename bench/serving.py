@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from deepstack_serving.embedded import EmbeddedServer, Progress
+from deepstack_serving.repository import model_names
 
 PROJECT = Path(__file__).parents[1]
-MODELS = ("vision_encoder", "language_early", "language_late", "orchestrator")
+MODELS = model_names()
 CACHE = PROJECT / "build" / "bench"
 RESULTS = PROJECT / "bench" / "results"
 DEMO_CHECKPOINT = PROJECT / "demo" / "checkpoints" / "qwen3_vl_digits"
