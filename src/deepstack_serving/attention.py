@@ -16,6 +16,7 @@ from transformers import AttentionInterface
 from deepstack_serving.kv_pool import KVPool
 
 ATTENTION = "deepstack_packed"
+LayerTensors = tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -33,20 +34,41 @@ class PackedSequence:
 
 @dataclass(frozen=True)
 class PackedStep:
-    """The layout of one packed call. `slots` [rows] says where in the pool each row's keys and values go."""
+    """The layout of one packed call. `slots` [rows] says where in the pool each row's keys and values go.
+
+    `masks` and `views` are made once and shared by the layers of a step.
+    """
 
     sequences: tuple[PackedSequence, ...]
     pool: KVPool | None = None
     slots: torch.Tensor | None = None
     masks: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
+    views: dict[int, tuple[LayerTensors, LayerTensors]] = field(default_factory=dict)
 
     def causal_mask(self, queries: int, context: int, device: torch.device) -> torch.Tensor:
-        """[queries, context]: query i sees the context up to its own place; shared by the layers of a step."""
+        """[queries, context]: query i sees the context up to its own place."""
         mask = self.masks.get((queries, context))
         if mask is None:
             mask = torch.ones(queries, context, dtype=torch.bool, device=device).tril(context - queries)
             self.masks[queries, context] = mask
         return mask
+
+    def context(self, pool: KVPool, item: PackedSequence, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """A sequence's own keys and values in one layer, oldest first, each [1, kv heads, context, dim]."""
+        if isinstance(item.blocks, torch.Tensor):
+            keys, values = (
+                tensor.index_select(0, item.blocks).flatten(0, 1)[: item.context_length].transpose(0, 1)[None]
+                for tensor in pool.layer(layer)
+            )
+            return keys, values
+        if item.start not in self.views:
+            slots = slice(start := item.blocks * pool.block_size, start + item.context_length)
+            of_keys, of_values = (
+                tensor.flatten(1, 2)[:, slots].transpose(1, 2)[:, None].unbind(0) for tensor in (pool.keys, pool.values)
+            )
+            self.views[item.start] = of_keys, of_values
+        of_keys, of_values = self.views[item.start]
+        return of_keys[layer - pool.first_layer], of_values[layer - pool.first_layer]
 
 
 def packed_attention(
@@ -61,14 +83,12 @@ def packed_attention(
     **_: object,
 ) -> tuple[torch.Tensor, None]:
     """query [1, heads, rows, dim], key and value [1, kv heads, rows, dim] -> ([1, rows, heads, dim], None)."""
-    new_keys, new_values = key[0].transpose(0, 1), value[0].transpose(0, 1)
     if packed.pool is None or packed.slots is None:
-        contexts = [(new_keys[item.start : item.end], new_values[item.start : item.end]) for item in packed.sequences]
+        contexts = [(key[:, :, item.start : item.end], value[:, :, item.start : item.end]) for item in packed.sequences]
     else:
-        keys, values = packed.pool.layer(module.layer_idx)
-        keys.flatten(0, 1).index_copy_(0, packed.slots, new_keys)
-        values.flatten(0, 1).index_copy_(0, packed.slots, new_values)
-        contexts = [(_context(keys, item), _context(values, item)) for item in packed.sequences]
+        for tensor, new in zip(packed.pool.layer(module.layer_idx), (key, value), strict=True):
+            tensor.flatten(0, 1).index_copy_(0, packed.slots, new[0].transpose(0, 1))
+        contexts = [packed.context(packed.pool, item, module.layer_idx) for item in packed.sequences]
     outputs = [
         _attend(query[0, :, item.start : item.end], *context, packed, scaling)
         for item, context in zip(packed.sequences, contexts, strict=True)
@@ -76,21 +96,12 @@ def packed_attention(
     return torch.cat(outputs, 1).transpose(0, 1)[None], None
 
 
-def _context(pool: torch.Tensor, item: PackedSequence) -> torch.Tensor:
-    """The sequence's own keys or values, oldest first: [context, kv heads, dim]."""
-    if isinstance(item.blocks, int):
-        start = item.blocks * pool.shape[1]
-        return pool.flatten(0, 1)[start : start + item.context_length]
-    return pool.index_select(0, item.blocks).flatten(0, 1)[: item.context_length]
-
-
 def _attend(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, packed: PackedStep, scaling: float | None
 ) -> torch.Tensor:
-    """query [heads, queries, dim] over keys and values [context, kv heads, dim] -> [heads, queries, dim]."""
+    """query [heads, queries, dim] over keys and values [1, kv heads, context, dim] -> [heads, queries, dim]."""
     heads, queries, dim = query.shape
-    context, kv_heads = keys.shape[0], keys.shape[1]
-    keys, values = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
+    kv_heads, context = keys.shape[1], keys.shape[2]
     if queries == 1:  # the query heads of one KV head stand in for query rows: no mask, no repeated keys
         grouped = query.reshape(1, kv_heads, heads // kv_heads, dim)
         return functional.scaled_dot_product_attention(grouped, keys, values, scale=scaling).reshape(heads, 1, dim)
