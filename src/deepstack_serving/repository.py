@@ -5,9 +5,11 @@ The committed `model_repository/` has two and is what `write_repository` writes;
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from deepstack_serving.errors import SettingsError
 from deepstack_serving.wire import ORCHESTRATOR, ORCHESTRATOR_INTERFACE, VISION_ENCODER, TensorSpec
 
 TWO_STAGES = ("language_early", "language_late")
@@ -28,7 +30,9 @@ _LANGUAGE_COMMENT = """\
 _ORCHESTRATOR_COMMENT = """\
 # What clients call: a question with images in, text out, piece by piece or whole. Follows Triton's vLLM backend.
 """
+_STAGES = "language_stages"
 _PARAMETER = 'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
+_STATED_STAGES = re.compile(rf'key:\s*"{_STAGES}"\s*value\s*{{\s*string_value:\s*"(?P<value>[^"]+)"')
 
 _MODEL = '''\
 """{title} as a {kind}Triton model: see deepstack_serving.{module}."""
@@ -88,11 +92,27 @@ def model_names(stages: Sequence[str] = TWO_STAGES) -> tuple[str, ...]:
 
 def write_repository(folder: Path, stages: Sequence[str] = TWO_STAGES) -> None:
     """Create the models' files below `folder`."""
-    places = {name: [("language_stages", ",".join(stages)), ("language_stage", name)] for name in stages}
+    places = {name: [(_STAGES, ",".join(stages)), ("language_stage", name)] for name in stages}
     _write(folder / VISION_ENCODER, _VISION_COMMENT + _HEAD, _vision_model())
     for name, parameters in places.items():
         _write(folder / name, _LANGUAGE_COMMENT + _HEAD + _parameters(parameters), _language_model())
     _write(folder / ORCHESTRATOR, _orchestrator_config(stages), _orchestrator_model())
+
+
+def stages_of(folder: Path) -> tuple[str, ...]:
+    """The language stages of a repository, as its orchestrator names them. Raises SettingsError where it does not."""
+    config = folder / ORCHESTRATOR / "config.pbtxt"
+    text = config.read_text() if config.is_file() else ""
+    found = _STATED_STAGES.search(text)
+    if found is None:
+        raise SettingsError(f"{config} has no parameter {_STAGES!r}; write a repository with: deepstack repository")
+    return tuple(name.strip() for name in found["value"].split(","))
+
+
+def is_model(path: Path) -> bool:
+    """Whether `write_repository` can have written this folder."""
+    model = path / "1" / "model.py"
+    return model.is_file() and "from deepstack_serving.adapters import" in model.read_text()
 
 
 def _write(folder: Path, config: str, model: str) -> None:
@@ -124,7 +144,7 @@ def _orchestrator_config(stages: Sequence[str]) -> str:
     inputs = ",\n".join(_tensor(spec) for spec in ORCHESTRATOR_INTERFACE.inputs)
     outputs = ",\n".join(_tensor(spec) for spec in ORCHESTRATOR_INTERFACE.outputs)
     tensors = f"input [\n{inputs}\n]\noutput [\n{outputs}\n]\n"
-    parameters = _parameters([("language_stages", ",".join(stages))])
+    parameters = _parameters([(_STAGES, ",".join(stages))])
     return _ORCHESTRATOR_COMMENT + _HEAD + decoupled + parameters + tensors
 
 

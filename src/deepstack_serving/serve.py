@@ -6,20 +6,22 @@ import argparse
 import json
 import os
 import shlex
+import shutil
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from deepstack_serving.embedded import EmbeddedServer, EmbeddedServerError, Ports, ProgressDisplay, ServerOptions
-from deepstack_serving.errors import DeepstackError
-from deepstack_serving.repository import model_names
+from deepstack_serving.errors import DeepstackError, UnavailableError
+from deepstack_serving.repository import model_names, stages_of
 from deepstack_serving.settings import FILE_VARIABLE, PREFIX, load_settings
+from deepstack_serving.wire import ORCHESTRATOR
 
-MODELS = model_names()
 _PROBE_TEXT = "Hello"
-_AFTER_IMAGE = '"]}'
+_LOAD_FILE = "/tmp/deepstack_load.json"
 _FOLDER_NAME = "model_repository"
 
 
@@ -28,7 +30,10 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = subparsers.add_parser("serve", help="serve a checkpoint on this machine, without a container")
     parser.add_argument("--checkpoint", type=Path, metavar="DIR", help=f"same as {PREFIX}CHECKPOINT")
     parser.add_argument(
-        "--model-repository", type=Path, metavar="DIR", help=f"default: ./{_FOLDER_NAME}, or the project's"
+        "--model-repository",
+        type=Path,
+        metavar="DIR",
+        help=f"with any number of language stages; default: ./{_FOLDER_NAME}, or the project's",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     for name, number in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
@@ -48,6 +53,9 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--until-ready-only", action="store_true", help="stop as soon as the server is ready")
     parser.add_argument("--example-image", default="picture.png", metavar="FILE", help="image in the printed commands")
     parser.add_argument("--example-question", default="What is in the picture?", metavar="TEXT")
+    parser.add_argument(
+        "--perf-analyzer", default="perf_analyzer", metavar="FILE", help="load generator, if it is there"
+    )
     parser.set_defaults(run=run)
 
 
@@ -68,28 +76,59 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def commands_to_paste(http_address: str, grpc_address: str, image: str, question: str) -> str:
-    """Commands that a user can paste into another terminal while the server runs."""
-    endpoint, body = f"http://{http_address}/v2/models/{MODELS[-1]}", request_body_command(image, question)
-    load = json.dumps({"data": [{"text_input": [question], "sampling_parameters": ['{"max_tokens": 32}']}]})
-    return "\n\n".join(
-        (
-            f"deepstack chat {shlex.quote(image)} -p {shlex.quote(question)} --address grpc://{grpc_address}",
-            f"{body} | curl -s {endpoint}/generate -d @-",
-            f"{body} | curl -sN {endpoint}/generate_stream -d @-",
-            f"printf '%s' {shlex.quote(load)} > load.json && perf_analyzer -m {MODELS[-1]} -u {grpc_address} -i grpc "
-            "--streaming --async --input-data load.json --request-count 64 --concurrency-range 4",
+def commands_to_paste(
+    http_address: str, grpc_address: str, image: str, question: str, perf_analyzer: str | Path | None
+) -> str:
+    """Commands that a user can paste into another terminal with this working folder while the server runs.
+
+    The load generator's is left out where there is none.
+    """
+    endpoint = f"http://{http_address}/v2/models/{ORCHESTRATOR}"
+    chat = f"{_chat_program()} chat {shlex.quote(image)} -p {shlex.quote(question)} --address grpc://{grpc_address}"
+    whole, stream = (request_body_command(image, question, stream=stream) for stream in (False, True))
+    commands = [
+        chat,
+        f"{whole} | curl -s {endpoint}/generate -d @-",
+        f"{stream} | curl -sN {endpoint}/generate_stream -d @-",
+    ]
+    program = shutil.which(perf_analyzer) if perf_analyzer else None
+    if program:
+        commands.append(
+            f"{_load_command(image, question)} > {_LOAD_FILE} && {shlex.quote(program)} -m {ORCHESTRATOR} "
+            f"-u {grpc_address} -i grpc --streaming --async --input-data {_LOAD_FILE} --request-count 64 "
+            "--concurrency-range 4"
         )
-    )
+    return "\n\n".join(commands)
 
 
-def request_body_command(image: str, question: str) -> str:
-    """A shell command that prints a JSON request. The picture is piped: as an argument it would soon be too long."""
+def request_body_command(image: str, question: str, *, stream: bool = False) -> str:
+    """A shell command that prints a JSON request."""
     sampling = json.dumps({"max_tokens": 64})
-    whole = json.dumps({"text_input": question, "sampling_parameters": sampling, "image": [""]})
-    before, after = whole[: -len(_AFTER_IMAGE)], _AFTER_IMAGE
-    picture = f"base64 -w0 {shlex.quote(image)}"
-    return f"(printf '%s' {shlex.quote(before)}; {picture}; printf '%s' {shlex.quote(after)})"
+    streaming = {"stream": True} if stream else {}
+    return _json_command({"text_input": question, **streaming, "sampling_parameters": sampling, "image": [""]}, image)
+
+
+def _load_command(image: str, question: str) -> str:
+    sampling = json.dumps({"max_tokens": 32})
+    request = {"text_input": [question], "stream": [True], "sampling_parameters": [sampling]}
+    return _json_command({"data": [{**request, "image": {"content": [""], "shape": [1]}}]}, image)
+
+
+def _json_command(content: object, image: str) -> str:
+    """Prints JSON with the picture in its last empty text. It is piped: as an argument it would soon be too long."""
+    before, _, after = json.dumps(content).rpartition('""')
+    texts = [f"printf '%s' {shlex.quote(text)}" for text in (f'{before}"', f'"{after}')]
+    return f"({texts[0]}; base64 -w0 {shlex.quote(image)}; {texts[1]})"
+
+
+def _chat_program() -> str:
+    """The command of this environment, by its path unless the shell finds the same by its name."""
+    program = Path(sys.executable).with_name("deepstack")
+    found = shutil.which(program.name)
+    if found and program.exists() and Path(found).samefile(program):
+        return program.name
+    here = Path.cwd()
+    return shlex.quote(str(program.relative_to(here) if program.is_relative_to(here) else program))
 
 
 def _serve(arguments: argparse.Namespace) -> None:
@@ -97,10 +136,12 @@ def _serve(arguments: argparse.Namespace) -> None:
         host=arguments.host,
         ports=Ports(arguments.http_port, arguments.grpc_port, arguments.metrics_port),
         run_directory=arguments.run_directory,
-        entry_model=MODELS[-1],
+        entry_model=ORCHESTRATOR,
     )
-    environment = _model_environment(arguments)
-    with EmbeddedServer(_repository(arguments.model_repository), MODELS, environment, options) as server:
+    repository = _repository(arguments.model_repository)
+    models = model_names(stages_of(repository))
+    environment = _model_environment(arguments, models)
+    with EmbeddedServer(repository, models, environment, options) as server:
         try:
             _serve_until_signal(server, arguments)
         except KeyboardInterrupt:
@@ -110,11 +151,20 @@ def _serve(arguments: argparse.Namespace) -> None:
 def _serve_until_signal(server: EmbeddedServer, arguments: argparse.Namespace) -> None:
     _write(f"server started as process {server.process_id}, log in {server.log_path}\n")
     with ProgressDisplay(sys.stdout) as display:
-        server.wait_until_ready(arguments.timeout, lambda: _probe(server), display.show)
+        _wait_until_ready(server, arguments.timeout, display)
     _write(_announcement(server, arguments))
     if not arguments.until_ready_only:
         server.wait()
         raise server.ended_error()
+
+
+def _wait_until_ready(server: EmbeddedServer, timeout_s: float, display: ProgressDisplay) -> None:
+    try:
+        server.wait_until_ready(timeout_s, lambda: _probe(server), display.show)
+    except UnavailableError as error:
+        if not server.is_running():  # the error of a server that has ended names the log itself
+            raise
+        raise EmbeddedServerError(f"{error}; the server's log is {server.log_path}") from error
 
 
 def _probe(server: EmbeddedServer) -> None:
@@ -122,20 +172,20 @@ def _probe(server: EmbeddedServer) -> None:
 
 
 def _announcement(server: EmbeddedServer, arguments: argparse.Namespace) -> str:
-    commands = commands_to_paste(
-        server.http_address, server.grpc_address, arguments.example_image, arguments.example_question
-    )
+    image, question, perf_analyzer = arguments.example_image, arguments.example_question, arguments.perf_analyzer
+    commands = commands_to_paste(server.http_address, server.grpc_address, image, question, perf_analyzer)
     addresses = f"HTTP {server.http_address}, gRPC {server.grpc_address}, metrics {server.metrics_address}"
     return f"ready: {addresses}\n\n{commands}\n\nCtrl-C stops the server\n"
 
 
-def _model_environment(arguments: argparse.Namespace) -> dict[str, str]:
+def _model_environment(arguments: argparse.Namespace, models: Sequence[str]) -> dict[str, str]:
     """The variables that the models read. They are checked here first, where a refusal is seen at once."""
     chosen = {f"{PREFIX}{key.upper()}": value for key, value in arguments.setting}
     if arguments.checkpoint is not None:
         chosen[f"{PREFIX}CHECKPOINT"] = str(arguments.checkpoint)
     complete = {**os.environ, **chosen}
     settings = load_settings(complete)
+    settings.check_devices(models)
     # The server's working folder is not the user's: relative paths are resolved while they mean something.
     chosen[f"{PREFIX}CHECKPOINT"] = str(settings.checkpoint.absolute())
     if FILE_VARIABLE in complete:

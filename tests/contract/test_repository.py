@@ -1,14 +1,27 @@
-"""The committed model repository is what the package writes, and repositories of other sizes fit together."""
+"""The committed model repository is what the package writes, and repositories of other sizes fit together.
+
+Each stage finds its place in its own config.pbtxt, as Triton hands it over, and declares its tensors from there.
+"""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from google.protobuf import text_format  # type: ignore[import-untyped]
+from tritonclient.grpc import model_config_pb2
 
+from deepstack_serving.checkpoint import open_config
+from deepstack_serving.errors import SettingsError
 from deepstack_serving.repository import model_names, stage_names, write_repository
+from deepstack_serving.settings import Settings, parse_settings
+from deepstack_serving.stages.place import StagePlace
+from deepstack_serving.wire import ORCHESTRATOR, ModelInterface, language_interface, vision_interface
 
 COMMITTED = Path(__file__).parents[2] / "model_repository"
+CONFIGS = Path(__file__).parents[1] / "data" / "configs"
+COUNTS = range(1, 9)
 
 
 def files(folder: Path) -> dict[str, str]:
@@ -21,7 +34,53 @@ def test_the_committed_repository_is_the_written_one(tmp_path: Path) -> None:
     assert files(tmp_path) == files(COMMITTED)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("count", COUNTS)
 def test_a_repository_holds_every_stage_and_nothing_else(tmp_path: Path, count: int) -> None:
     write_repository(tmp_path, stage_names(count))
     assert {path.name for path in tmp_path.iterdir()} == set(model_names(stage_names(count)))
+
+
+def parameters(repository: Path, model: str) -> dict[str, str]:
+    config = text_format.Parse((repository / model / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
+    return {key: value.string_value for key, value in config.parameters.items()}
+
+
+def settings(name: str, **values: str) -> Settings:
+    return parse_settings({"checkpoint": str(CONFIGS / name), **values})
+
+
+def interfaces(repository: Path, stages: tuple[str, ...], used: Settings) -> list[ModelInterface]:
+    """What each stage declares, as it does on a server, from the encoder on."""
+    checkpoint = open_config(used.checkpoint)
+    places = [StagePlace.parse(parameters(repository, name)) for name in stages]
+    declared = [language_interface(checkpoint.contract, place.plans(used, checkpoint)[place.index]) for place in places]
+    return [vision_interface(checkpoint.contract), *declared]
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl_8b", "granite_vision_4_1_4b"])
+@pytest.mark.parametrize("count", COUNTS)
+def test_every_stage_takes_what_the_one_before_sends(tmp_path: Path, count: int, name: str) -> None:
+    stages = stage_names(count)
+    write_repository(tmp_path, stages)
+    devices = ",".join(f"{stage}=cuda:{index}" for index, stage in enumerate(stages))
+    declared = interfaces(tmp_path, stages, settings(name, devices=devices))
+    own = {"image_grid_thw", "image_tokens", "stage_info"}  # for the orchestrator
+    for before, after in pairwise(declared):
+        sent = {spec.name: spec for spec in before.outputs if spec.name not in own}
+        taken = {spec.name: spec for spec in after.inputs if spec.name in sent}
+        assert taken == sent
+    assert "next_ids" in {spec.name for spec in declared[-1].outputs}
+    assert "input_ids" in {spec.name for spec in declared[1].inputs}
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_orchestrator_calls_the_stages_in_their_order(tmp_path: Path, count: int) -> None:
+    write_repository(tmp_path, stage_names(count))
+    assert parameters(tmp_path, ORCHESTRATOR)["language_stages"] == ",".join(stage_names(count))
+
+
+def test_device_for_a_model_of_another_repository_is_refused(tmp_path: Path) -> None:
+    write_repository(tmp_path, stage_names(3))
+    used = settings("qwen3_vl_8b", devices="vision_encoder=cuda:0,language_late=cuda:1")
+    with pytest.raises(SettingsError, match=r"names language_late, .* allowed: vision_encoder, language_0, language_1"):
+        interfaces(tmp_path, stage_names(3), used)
