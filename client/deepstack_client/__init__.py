@@ -1,4 +1,4 @@
-"""Client of deepstack vision-language models served by Triton: images and a question in, a streamed answer out."""
+"""Client of deepstack vision-language models on Triton: images, videos and a question in, a streamed answer out."""
 
 from deepstack_client.async_client import AsyncClient
 from deepstack_client.client import Client
@@ -21,6 +21,7 @@ from deepstack_client.transports.grpc_async import AsyncGrpcTransport
 from deepstack_client.transports.grpc_sync import GrpcTransport
 from deepstack_client.transports.http import HttpTransport
 from deepstack_client.transports.threaded import ThreadedTransport
+from deepstack_client.videos import VideoFrames, VideoSource
 
 __all__ = [
     "AsyncClient",
@@ -46,4 +47,6 @@ __all__ = [
     "Stream",
     "ThreadedTransport",
     "Transport",
+    "VideoFrames",
+    "VideoSource",
 ]

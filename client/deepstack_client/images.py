@@ -16,16 +16,16 @@ ImageSource = str | os.PathLike[str] | bytes
 """A path (str or PathLike), or the bytes of an encoded image file."""
 
 
-def load_image(source: object) -> bytes:
-    """The bytes of the image file; a source that holds none is refused."""
+def load_image(source: object, kind: str = "image") -> bytes:
+    """The bytes of the file; a source that holds none is refused, as the `kind` of thing that it should be."""
     if isinstance(source, bytes | bytearray | memoryview):
         content, name = bytes(source), "the given bytes"
     elif isinstance(source, str | os.PathLike):
-        content, name = _read_file(Path(source)), str(source)
+        content, name = _read_file(Path(source), kind), str(source)
     else:
-        raise InvalidRequestError(f"an image must be a path or bytes, not {type(source).__name__}")
+        raise InvalidRequestError(f"the {kind} must be a path or bytes, not {type(source).__name__}")
     if not content:
-        raise InvalidRequestError(f"image is empty: {name}")
+        raise InvalidRequestError(f"{kind} is empty: {name}")
     return content
 
 
@@ -39,8 +39,8 @@ def to_base64(content: bytes) -> str:
     return base64.b64encode(content).decode("ascii")
 
 
-def _read_file(path: Path) -> bytes:
+def _read_file(path: Path, kind: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise InvalidRequestError(f"cannot read image {path}: {error.strerror}") from error
+        raise InvalidRequestError(f"cannot read {kind} {path}: {error.strerror}") from error

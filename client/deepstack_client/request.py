@@ -1,7 +1,8 @@
 """Building a request: a caller's arguments become the named inputs of the `orchestrator` model.
 
 First station of a request's path. Both clients use it; the transports only serialise what it returns. Its only I/O is
-reading image files. Values are judged only as far as the wire requires: the server knows its limits and names them.
+reading image and video files. Values are judged only as far as the wire requires: the server knows its limits and names
+them.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from typing import TypedDict
 
 from deepstack_client.errors import InvalidRequestError
 from deepstack_client.images import ImageSource, load_image, load_images, to_base64
+from deepstack_client.videos import VideoSource, load_videos
 
 Message = Mapping[str, object]
 """One chat turn: {"role": ..., "content": text or a list of parts}."""
 
-InputValue = bool | str | tuple[bytes, ...]
-"""BOOL[1], BYTES[1] and BYTES[-1], in this order."""
+InputValue = bool | int | float | str | tuple[bytes, ...]
+"""BOOL[1], INT32[1], FP32[1], BYTES[1] and BYTES[-1], in this order."""
 
 _SAMPLING_KEYS = (
     "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "logprobs", "ignore_eos",
@@ -40,6 +42,12 @@ class RequestOptions(TypedDict, total=False):
     logprobs: int | None
     """Number of alternatives per token; also turns on the log-probabilities of the answer."""
     ignore_eos: bool | None
+    videos: Iterable[VideoSource]
+    """Files or frames, in the order of the prompt; after the images where the prompt is a text."""
+    video_fps: float | None
+    """Frames a second to take of each video file; left out, the checkpoint's."""
+    video_num_frames: int | None
+    """Or so many frames of each."""
     raw_prompt: bool
     """Use the prompt as it stands, without the chat template."""
     timeout_s: float | None
@@ -74,14 +82,16 @@ class RequestFactory:
         unknown = options.keys() - RequestOptions.__annotations__.keys()
         if unknown:
             raise TypeError(f"unknown option: {', '.join(sorted(unknown))}")
-        inputs = _prompt_inputs(prompt) | _image_inputs(images) | _option_inputs(options) | {"stream": stream}
-        request = WireRequest(self.model, options.get("request_id") or uuid.uuid4().hex, inputs)
+        media = _image_inputs(images) | _video_inputs(options)
+        inputs = _prompt_inputs(prompt) | media | _option_inputs(options) | {"stream": stream}
+        request_id = _unicode(options.get("request_id") or uuid.uuid4().hex, "request_id")
+        request = WireRequest(self.model, request_id, inputs)
         return request, options.get("timeout_s", self.timeout_s)
 
 
 def _prompt_inputs(prompt: str | Sequence[Message]) -> dict[str, InputValue]:
     if isinstance(prompt, str):
-        return {"text_input": prompt}
+        return {"text_input": _unicode(prompt, "the prompt")}
     messages = [_plain_message(message) for message in prompt]
     if not messages:
         raise InvalidRequestError("messages is empty")
@@ -100,15 +110,34 @@ def _plain_message(message: Message) -> dict[str, object]:
 
 
 def _plain_part(part: object) -> object:
-    """A part as JSON can carry it: image bytes or a Path become base64 text, everything else stays."""
-    if isinstance(part, Mapping) and isinstance(part.get("image"), bytes | os.PathLike):
-        return {**part, "image": to_base64(load_image(part["image"]))}
-    return part
+    """A part as JSON can carry it: bytes or a Path of a file become base64 text, everything else stays."""
+    if not isinstance(part, Mapping):
+        return part
+    return {**part, **{kind: _plain_file(part[kind], kind) for kind in ("image", "video") if kind in part}}
+
+
+def _plain_file(source: object, kind: str) -> object:
+    if isinstance(source, list | tuple):  # frames
+        return [_plain_file(frame, "image") for frame in source]
+    return to_base64(load_image(source, kind)) if isinstance(source, bytes | os.PathLike) else source
 
 
 def _image_inputs(images: Iterable[ImageSource]) -> dict[str, InputValue]:
     contents = load_images(images)
     return {"image": contents} if contents else {}
+
+
+def _video_inputs(options: RequestOptions) -> dict[str, InputValue]:
+    inputs: dict[str, InputValue] = {}
+    contents = load_videos(options.get("videos", ()))
+    fps, count = options.get("video_fps"), options.get("video_num_frames")
+    if contents:
+        inputs["video"] = contents
+    if fps is not None:
+        inputs["video_fps"] = float(fps)
+    if count is not None:
+        inputs["video_num_frames"] = int(count)
+    return inputs
 
 
 def _option_inputs(options: RequestOptions) -> dict[str, InputValue]:
@@ -130,6 +159,16 @@ def _option_inputs(options: RequestOptions) -> dict[str, InputValue]:
 
 def _to_json(value: object, name: str) -> str:
     try:
-        return json.dumps(value, allow_nan=False)
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError) as error:
         raise InvalidRequestError(f"{name} cannot be written as JSON: {error}") from error
+    return _unicode(text, name)
+
+
+def _unicode(text: str, name: str) -> str:
+    """The text, unless it holds half a surrogate pair, which no transport can carry."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(f"{name} is not valid Unicode text: {error}") from error
+    return text

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from deepstack_serving import triton_bridge as bridge
 from deepstack_serving.checkpoint import Checkpoint, open_checkpoint
-from deepstack_serving.errors import SettingsError
-from deepstack_serving.injection import StagePlan, plan_stages
 from deepstack_serving.settings import Settings, load_settings
-from deepstack_serving.wire import IMAGE, language_interface, vision_interface
+from deepstack_serving.stages.media_call import media_files
+from deepstack_serving.stages.place import StagePlace, stage_names
+from deepstack_serving.wire import language_interface, vision_interface
 
 METRICS_INTERVAL_S = 0.2
 METRICS = {
@@ -52,7 +51,7 @@ class VisionModel:
         return bridge.answer(requests, self._run)
 
     def _run(self, inputs: Mapping[str, Any], wanted: Sequence[str]) -> Mapping[str, torch.Tensor]:
-        return self._stage.run(inputs[IMAGE.name], wanted)
+        return self._stage.run(media_files(inputs), wanted)
 
     def close(self) -> None:
         self._stage.close()
@@ -86,7 +85,7 @@ class OrchestratorModel:
     def __init__(self, model_config: str) -> None:
         from deepstack_serving.engine.orchestrator import Orchestrator
 
-        names = _stage_names(bridge.parameters_of(model_config))
+        names = stage_names(bridge.parameters_of(model_config))
         self._orchestrator = Orchestrator(load_settings(), bridge.TritonStagePort(), names)
         self._gauges = bridge.Gauges(METRICS, COUNTERS)
         self._closing = threading.Event()
@@ -127,34 +126,5 @@ class OrchestratorModel:
         }
 
 
-@dataclass(frozen=True)
-class StagePlace:
-    """Which of the language stages a model is: parameters `language_stages` (names in order) and `language_stage`."""
-
-    names: tuple[str, ...]
-    index: int
-
-    @staticmethod
-    def parse(parameters: Mapping[str, str]) -> StagePlace:
-        names, name = _stage_names(parameters), parameters.get("language_stage", "")
-        if name not in names:
-            raise SettingsError(
-                f"config.pbtxt: parameter 'language_stage' is {name!r}; allowed: one of {', '.join(names)}"
-            )
-        return StagePlace(names, names.index(name))
-
-    def plans(self, settings: Settings, checkpoint: Checkpoint) -> tuple[StagePlan, ...]:
-        return plan_stages(checkpoint.layer_count, len(self.names), settings.split_points, checkpoint.deepstack_layers)
-
-
-def _stage_names(parameters: Mapping[str, str]) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in parameters.get("language_stages", "").split(",") if name.strip())
-    if not names or len(set(names)) != len(names):
-        raise SettingsError(
-            "config.pbtxt: parameter 'language_stages' must list the language models, each once, in order"
-        )
-    return names
-
-
 def _checkpoint(settings: Settings) -> Checkpoint:
-    return open_checkpoint(settings.checkpoint, settings.dtype)
+    return open_checkpoint(settings.checkpoint, settings.dtype, merge_adapter=settings.merge_adapter)

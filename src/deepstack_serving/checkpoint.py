@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 
 from deepstack_serving.errors import CheckpointError
 from deepstack_serving.families import family_of
 from deepstack_serving.families.base import Family
+from deepstack_serving.files import read_object, tensor_names
+from deepstack_serving.lora import CONFIG as ADAPTER_CONFIG
+from deepstack_serving.lora import LoraAdapter, open_adapter
 from deepstack_serving.wire import FeatureContract
 
 TRITON_DTYPES = {torch.float32: "FP32", torch.bfloat16: "BF16", torch.float16: "FP16"}
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-_ADAPTER = "adapter_config.json"
 _SAMPLES, _SAMPLE_BYTES = 64, 4096  # of each weight file, for the fingerprint
 
 
@@ -32,6 +34,7 @@ class Checkpoint:
     config: Any
     family: Family
     dtype: torch.dtype
+    adapter: LoraAdapter | None = None  # merged into the weights of each stage
 
     @property
     def layer_count(self) -> int:
@@ -53,16 +56,21 @@ class Checkpoint:
             position_axes=self.family.position_axes,
             deepstack_layers=tuple(sorted(self.deepstack_layers)),
             has_image_embeds=self.family.has_image_embeds,
+            has_video=self.family.video_refusal(self.folder) is None,
         )
 
     @cached_property
     def fingerprint(self) -> str:
         """Tells checkpoints apart: a hash of the config and of each weight file's size, header and samples of its data.
 
-        Reading all of it would take longer than loading a stage; a fine-tune changes every sample.
+        Reading all of it would take longer than loading a stage; a fine-tune changes every sample. An adapter's files
+        count where it is merged.
         """
         digest = hashlib.sha256((self.folder / "config.json").read_bytes())
-        for path in weight_files(self.folder):
+        adapter_config, *adapter_weights = self.adapter.files if self.adapter else (None,)
+        if adapter_config is not None:
+            digest.update(b"merge_adapter" + adapter_config.read_bytes())
+        for path in [*weight_files(self.folder), *adapter_weights]:
             size = path.stat().st_size
             digest.update(f"{path.name}:{size}".encode())
             with path.open("rb") as file:
@@ -73,18 +81,39 @@ class Checkpoint:
         return digest.hexdigest()
 
 
-def open_checkpoint(folder: Path, dtype: str = "auto") -> Checkpoint:
+def open_checkpoint(folder: Path, dtype: str = "auto", *, merge_adapter: bool = False) -> Checkpoint:
     """Read and check everything but the weights. Raises CheckpointError naming the file and what contradicts."""
-    if (folder / _ADAPTER).exists():
-        raise CheckpointError(f"{folder / _ADAPTER}: adapters are not served; merge the adapter into the weights first")
+    checkpoint = open_config(folder, dtype)
+    for path in weight_files(folder):
+        tensor_names(path)  # only its header: a file that was cut short is refused before any stage loads
+    return replace(checkpoint, adapter=_adapter(folder, merge_adapter))
+
+
+def open_config(folder: Path, dtype: str = "auto") -> Checkpoint:
+    """Read and check `config.json` alone; weights need not be there. Raises CheckpointError like `open_checkpoint`."""
+    path = folder / "config.json"
+    values = read_object(path)
+    family = family_of(values.get("model_type"))  # before transformers reads it: it may know the type or not
+    family.check_values(values)
+    if values.get("quantization_config"):
+        method = values["quantization_config"]
+        raise CheckpointError(f"{path}: quantization_config is {method!r}; quantized weights are not served")
     try:
         config = AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{folder / 'config.json'}: {error}") from error
-    family = family_of(config)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
+        raise CheckpointError(f"{path}: {error}") from error
     family.check_config(config)
-    weight_files(folder)
     return Checkpoint(folder, config, family, _dtype(config, dtype))
+
+
+def _adapter(folder: Path, merge: bool) -> LoraAdapter | None:
+    path = folder / ADAPTER_CONFIG
+    if path.exists() != merge:
+        raise CheckpointError(
+            f"{path}: the setting 'merge_adapter' is {str(merge).lower()}, but the folder "
+            + ("has no adapter" if merge else "has an adapter; set it to true to serve the merged weights")
+        )
+    return open_adapter(folder) if merge else None
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -94,7 +123,10 @@ def weight_files(folder: Path) -> list[Path]:
     index = folder / _INDEX
     if not index.is_file():
         raise CheckpointError(f"{folder}: neither {_SINGLE} nor {_INDEX} is there; only safetensors weights are served")
-    names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    shards = read_object(index).get("weight_map")
+    if not isinstance(shards, dict) or not shards:
+        raise CheckpointError(f"{index}: weight_map is {shards!r}; it must name the shard of each weight")
+    names = sorted({str(name) for name in shards.values()})
     for name in names:
         if not (folder / name).is_file():
             raise CheckpointError(f"{index} names the shard {name!r}, which is not in the folder")
@@ -102,7 +134,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _dtype(config: Any, name: str) -> torch.dtype:
-    dtype = getattr(torch, name) if name != "auto" else getattr(config, "dtype", None) or torch.float32
+    dtype = getattr(torch, name) if name != "auto" else config.dtype or config.text_config.dtype or torch.float32
     if dtype not in TRITON_DTYPES:
         raise CheckpointError(
             f"the checkpoint's dtype {dtype} is not served; set 'dtype' to float32, bfloat16 or float16"

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from deepstack_serving.errors import SettingsError
-from deepstack_serving.rules import Rule, choice, integer, number
+from deepstack_serving.rules import Rule, boolean, choice, integer, number
 
 PREFIX = "DEEPSTACK_"
 FILE_VARIABLE = f"{PREFIX}SETTINGS_FILE"
@@ -46,6 +46,10 @@ def _split_points(text: str) -> tuple[int, ...] | None:
     return points
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(item.strip().lower() for item in text.split(",") if item.strip())
+
+
 def _folder(text: str) -> Path:
     path = Path(text)
     if not (path / "config.json").is_file():
@@ -70,6 +74,7 @@ class Settings:
         Rule(_devices, "<model name>=<device> pairs separated by commas, device as in DEEPSTACK_DEVICE"), ()
     )
     dtype: str = _setting(choice(*DTYPES), "auto")
+    merge_adapter: bool = _setting(boolean(), False)
     cpu_threads: int = _setting(integer(0, 1024), 0)
 
     block_size: int = _setting(integer(1, 1024), 16)
@@ -84,9 +89,17 @@ class Settings:
     request_timeout_s: float = _setting(number(0, 86_400, exclude_minimum=True), 600.0)
     startup_timeout_s: float = _setting(number(0, 86_400, exclude_minimum=True), 300.0)
 
+    max_text_bytes: int = _setting(integer(1, _NO_LIMIT), 2**20)
+    forwarded_headers: tuple[str, ...] = _setting(Rule(_names, "header names separated by commas"), ())
+
     max_images_per_request: int = _setting(integer(0, 1024), 16)
     max_image_bytes: int = _setting(integer(1, _NO_LIMIT), 32 * 2**20)
     max_image_pixels: int = _setting(integer(1, LARGEST_MAX_PIXELS), 64_000_000)
+    max_videos_per_request: int = _setting(integer(0, 1024), 4)
+    max_video_bytes: int = _setting(integer(1, _NO_LIMIT), 128 * 2**20)
+    max_video_seconds: float = _setting(number(0, 86_400, exclude_minimum=True), 1200.0)
+    max_video_frames: int = _setting(integer(1, 1_000_000), 36_000)
+    max_video_pixels: int = _setting(integer(1, _NO_LIMIT), 512 * 2**20)
     vision_cache_bytes: int = _setting(integer(0, _NO_LIMIT), 256 * 2**20)
     decode_threads: int = _setting(integer(1, 256), 4)
     encoder_threads: int = _setting(integer(1, 64), 2)
@@ -94,6 +107,15 @@ class Settings:
     def device_of(self, model_name: str) -> str:
         """The device that the settings name for one Triton model: 'auto', 'cpu' or 'cuda:<index>'."""
         return dict(self.devices).get(model_name, self.device)
+
+    def check_devices(self, model_names: Collection[str]) -> None:
+        """Raises SettingsError when 'devices' names a model that the repository does not have."""
+        unknown = [name for name, _ in self.devices if name not in model_names]
+        if unknown:
+            raise SettingsError(
+                f"setting 'devices' names {', '.join(unknown)}, which the model repository does not have; allowed: "
+                f"{', '.join(model_names)}"
+            )
 
 
 RULES: dict[str, Rule] = {item.name: item.metadata["rule"] for item in fields(Settings)}

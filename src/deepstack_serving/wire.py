@@ -44,6 +44,7 @@ class FeatureContract:
     position_axes: int
     deepstack_layers: tuple[int, ...]
     has_image_embeds: bool
+    has_video: bool = False
 
 
 class _TensorLike(Protocol):
@@ -59,16 +60,20 @@ def deepstack_name(layer: int) -> str:
 STAGE_INFO = TensorSpec("stage_info", "UINT8", (-1,))  # JSON of stages.info.StageInfo; a call for it alone runs nothing
 
 # vision_encoder. From the orchestrator, or a client that uses the encoder alone.
-IMAGE = TensorSpec("image", "BYTES", (-1,))  # encoded image files, one per image
+IMAGE = TensorSpec("image", "BYTES", (-1,), optional=True)  # encoded image files, one per image
+VIDEO = TensorSpec("video", "BYTES", (-1,), optional=True)  # video files, animations or JSON lists of frames
+VIDEO_SAMPLING = TensorSpec("video_sampling", "FP32", (2,), optional=True)  # frames a second, or in all; 0: not given
 IMAGE_GRID = TensorSpec("image_grid_thw", "INT64", (-1, 3))  # patches of each image: time, height, width
 IMAGE_TOKENS = TensorSpec("image_tokens", "INT64", (-1,))  # language tokens of each image
+VIDEO_GRID = TensorSpec("video_grid_thw", "INT64", (-1, 3))  # patches of each video: pairs of frames, height, width
+VIDEO_TOKENS = TensorSpec("video_tokens", "INT64", (-1,))  # language tokens of each video
 
 # Language stages. Rows of all sequences are packed; sequence s owns query_lengths[s] rows, in order.
 INPUT_IDS = TensorSpec("input_ids", "INT64", (-1,))
 QUERY_LENGTHS = TensorSpec("query_lengths", "INT32", (-1,))
 CONTEXT_LENGTHS = TensorSpec("context_lengths", "INT32", (-1,))  # tokens attended to, this call's included
 BLOCK_TABLES = TensorSpec("block_tables", "INT32", (-1, -1), optional=True)  # absent or no columns: stateless call
-IMAGE_ROWS = TensorSpec("image_rows", "INT64", (-1,), optional=True)  # packed rows that are image tokens
+IMAGE_ROWS = TensorSpec("image_rows", "INT64", (-1,), optional=True)  # packed rows that are image or video tokens
 FEATURE_ROWS = TensorSpec("feature_rows", "INT64", (-1,), optional=True)  # the feature row of each of image_rows
 
 # The last language stage. One draw per row named in sample_rows; the five sampling tensors come all or none.
@@ -94,6 +99,9 @@ ORCHESTRATOR_INTERFACE = ModelInterface(
             ("text_input", "BYTES", 1),
             ("messages", "BYTES", 1),
             ("image", "BYTES", -1),
+            ("video", "BYTES", -1),
+            ("video_fps", "FP32", 1),
+            ("video_num_frames", "INT32", 1),
             ("stream", "BOOL", 1),
             ("sampling_parameters", "BYTES", 1),
             ("exclude_input_in_output", "BOOL", 1),
@@ -142,10 +150,12 @@ def feature_inputs(contract: FeatureContract, plan: StagePlan) -> tuple[TensorSp
 
 
 def vision_interface(contract: FeatureContract) -> ModelInterface:
-    """vision_encoder."""
+    """vision_encoder. The rows of its features are those of the images, in order, then those of the videos."""
     embeds = (image_embeds(contract),) if contract.has_image_embeds else ()
     features = deepstack(contract, contract.deepstack_layers)
-    return ModelInterface((IMAGE,), (*embeds, *features, IMAGE_GRID, IMAGE_TOKENS, STAGE_INFO))
+    inputs = (IMAGE, VIDEO, VIDEO_SAMPLING) if contract.has_video else (IMAGE,)
+    sizes = (IMAGE_GRID, IMAGE_TOKENS, *((VIDEO_GRID, VIDEO_TOKENS) if contract.has_video else ()))
+    return ModelInterface(inputs, (*embeds, *features, *sizes, STAGE_INFO))
 
 
 def language_interface(contract: FeatureContract, plan: StagePlan) -> ModelInterface:

@@ -1,6 +1,6 @@
 """What the parity tests compare with: transformers on the whole checkpoint, and this project with a single stage.
 
-Both checkpoints stand for every family in turn, unless a module or a test names the ones that it wants.
+The two checkpoints stand for every family in turn, unless a module or a test names the ones that it wants.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from tests.support.reference import Reference
 from tests.support.runs import Run, run
 from tests.support.tiny import TinyShape, write_checkpoint
 from tests.support.tiny_granite import TinyGraniteShape, write_granite_checkpoint
+from tests.support.tiny_moe import TinyMoeShape
 
 Writer = Callable[[Path, Any], Path]
 WRITERS: dict[str, tuple[Writer, Any]] = {
     "qwen3_vl": (write_checkpoint, TinyShape()),
+    "qwen3_vl_moe": (write_checkpoint, TinyMoeShape()),
     "granite4_vision": (write_granite_checkpoint, TinyGraniteShape()),
 }
 

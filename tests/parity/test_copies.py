@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from deepstack_serving.checkpoint import open_checkpoint
+from deepstack_serving.media import MediaFiles
 from tests.support.asking import ONE_IMAGE, picture
 from tests.support.local import STAGE_NAMES, LocalPort, local_settings
 from tests.support.reference import Reference
@@ -23,7 +24,7 @@ def port_of(checkpoint: Path, points: str) -> LocalPort:
 def call_inputs(port: LocalPort, checkpoint: Path, reference: Reference) -> dict[str, torch.Tensor]:
     prompt = reference.prompt(ONE_IMAGE)
     names = feature_names(port)
-    encoded = port.call_encoder(ONE_IMAGE.images, names)
+    encoded = port.call_encoder(MediaFiles(ONE_IMAGE.images), names)
     rows = Rows(prompt.input_ids, prompt.positions, {name: encoded[name] for name in names})
     inputs = packed_inputs([rows], open_checkpoint(checkpoint).config.image_token_id)
     return {name: tensor.clone() for name, tensor in inputs.items()}
@@ -72,17 +73,17 @@ def test_next_call_leaves_the_last_ones_outputs_alone(checkpoint: Path, referenc
 def test_spoilt_features_do_not_reach_the_encoders_cache(checkpoint: Path) -> None:
     port = port_of(checkpoint, "balanced")
     names = feature_names(port)
-    sent = port.call_encoder(ONE_IMAGE.images, names)
+    sent = port.call_encoder(MediaFiles(ONE_IMAGE.images), names)
     before = {name: sent[name].clone() for name in names}
     spoil(sent)
-    again = port.call_encoder(ONE_IMAGE.images, names)
+    again = port.call_encoder(MediaFiles(ONE_IMAGE.images), names)
     assert [name for name in names if not torch.equal(again[name], before[name])] == []
 
 
 def test_another_image_leaves_handed_out_features_alone(checkpoint: Path) -> None:
     port = port_of(checkpoint, "balanced")
     names = feature_names(port)
-    sent = port.call_encoder(ONE_IMAGE.images, names)
+    sent = port.call_encoder(MediaFiles(ONE_IMAGE.images), names)
     before = {name: sent[name].clone() for name in names}
-    port.call_encoder([picture(100, 70, 30)], names)
+    port.call_encoder(MediaFiles((picture(100, 70, 30),)), names)
     assert [name for name in names if not torch.equal(sent[name], before[name])] == []

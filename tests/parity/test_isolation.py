@@ -19,7 +19,7 @@ CAT, DOG = Ask("describe the image", (picture(96, 64, 10),)), Ask("describe the 
 LONG = {"max_tokens": 24}
 
 
-POOL_TOKENS = {"qwen3_vl": 128, "granite4_vision": 304}
+POOL_TOKENS = {"qwen3_vl": 128, "qwen3_vl_moe": 128, "granite4_vision": 304}
 
 
 class Poison:

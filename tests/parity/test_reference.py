@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from deepstack_serving.checkpoint import open_checkpoint
 from deepstack_serving.engine.intake import Intake
 from deepstack_serving.engine.request import parse_request
 from deepstack_serving.engine.sampling_parameters import SamplingParameters
+from deepstack_serving.media import MediaFiles
 from deepstack_serving.prompt.placeholders import Prompt
 from deepstack_serving.prompt.tokenizer import PromptTokenizer
 from deepstack_serving.stages.vision import VisionStage
@@ -32,8 +32,7 @@ def assert_close(answers: list[Answer], expected: list[Answer]) -> None:
 
 def prepare(checkpoint: Path, ask: Ask) -> Prompt:
     settings, opened = local_settings(checkpoint), open_checkpoint(checkpoint)
-    inputs: dict[str, list[Any]] = {"text_input": [ask.text], "image": list(ask.images)}
-    request = parse_request(inputs, {}, SamplingParameters())
+    request = parse_request(ask.inputs, {}, SamplingParameters())
     return Intake(settings, opened, PromptTokenizer(checkpoint)).prepare(request)[0]
 
 
@@ -45,8 +44,9 @@ def test_prompt_ids_are_those_of_the_processor(checkpoint: Path, reference: Refe
 @pytest.mark.parametrize("ask", [*MIXED, MANY_SHAPES], ids=lambda ask: ask.text)
 def test_positions_are_those_of_the_model(checkpoint: Path, reference: Reference, ask: Ask) -> None:
     opened, expected = open_checkpoint(checkpoint), reference.prompt(ask)
-    grid = VisionStage(local_settings(checkpoint), opened).run(ask.images, ["image_grid_thw"])["image_grid_thw"]
-    positions = opened.family.positions(opened.config, prepare(checkpoint, ask).input_ids, grid.numpy())
+    sizes = VisionStage(local_settings(checkpoint), opened).run(MediaFiles(ask.images), ["image_grid_thw"])
+    grid = sizes["image_grid_thw"].numpy()
+    positions = opened.family.positions(opened.config, prepare(checkpoint, ask).input_ids, grid)
     assert (positions.prompt.tolist(), positions.delta) == (expected.positions.tolist(), expected.delta)
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.support.asking import MIXED
 from tests.support.runs import Run, run, run_staggered
 
-LAYERS = {"qwen3_vl": 6, "granite4_vision": 8}
+LAYERS = {"qwen3_vl": 6, "qwen3_vl_moe": 6, "granite4_vision": 8}
 SPLITS = [(family, 2, str(layer)) for family, count in LAYERS.items() for layer in range(count + 1)]
 BALANCED = [(family, 4, "balanced") for family in LAYERS]
 UNEVEN = [(family, 4, points) for family in LAYERS for points in ("0,1,1", "1,2,6")]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from deepstack_serving.checkpoint import open_checkpoint
+from deepstack_serving.media import MediaFiles
 from tests.support.asking import MIXED, ONE_IMAGE, TEXT, Ask
 from tests.support.local import STAGE_NAMES, LocalPort, local_settings
 from tests.support.reference import Reference
@@ -20,7 +21,7 @@ TOP = 64
 def rows_of(port: LocalPort, reference: Reference, ask: Ask) -> Rows:
     prompt = reference.prompt(ask)
     names = feature_names(port) if ask.images else []
-    features = port.call_encoder(ask.images, names) if names else {}
+    features = port.call_encoder(MediaFiles(ask.images), names) if names else {}
     return Rows(prompt.input_ids, prompt.positions, {name: features[name] for name in names})
 
 

@@ -20,10 +20,30 @@ TOP = 20
 
 @dataclass(frozen=True)
 class Ask:
-    """One user turn: the images, then the text."""
+    """One user turn: the images and videos, then the text. `order` names their kinds; else images come first.
+
+    `sampling` is what the request says of its videos: inputs `video_fps` or `video_num_frames`.
+    """
 
     text: str
     images: tuple[bytes, ...] = ()
+    videos: tuple[bytes, ...] = ()
+    order: tuple[str, ...] = ()
+    sampling: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        kinds = self.order or ("image",) * len(self.images) + ("video",) * len(self.videos)
+        content: list[dict[str, str]] = [{"type": kind} for kind in kinds]
+        return [{"role": "user", "content": [*content, {"type": "text", "text": self.text}]}]
+
+    @property
+    def inputs(self) -> dict[str, list[Any]]:
+        """The orchestrator's inputs; a turn of another order than the usual one goes as `messages`."""
+        prompt = {"messages": [json.dumps(self.messages)]} if self.order else {"text_input": [self.text]}
+        media = {"image": list(self.images), "video": list(self.videos)}
+        media = {name: files for name, files in media.items() if files}
+        return {**prompt, **media, **{name: [value] for name, value in self.sampling}}
 
 
 @dataclass(frozen=True)
@@ -64,10 +84,7 @@ MIXED = (TEXT, ONE_IMAGE, THREE_IMAGES)
 def submit(server: LocalServer, ask: Ask, **sampling: Any) -> CollectingReply:
     """Greedy and without an end unless `sampling` says otherwise."""
     chosen = {"max_tokens": NEW_TOKENS, "ignore_eos": True, "logprobs": TOP, "temperature": 0, **sampling}
-    inputs: dict[str, list[Any]] = {"text_input": [ask.text], "sampling_parameters": [json.dumps(chosen)]}
-    if ask.images:
-        inputs["image"] = list(ask.images)
-    return server.submit(inputs)
+    return server.submit({**ask.inputs, "sampling_parameters": [json.dumps(chosen)]})
 
 
 def answer(reply: CollectingReply) -> Answer:

@@ -18,6 +18,7 @@ from deepstack_serving.engine.ports import Array, Output
 from deepstack_serving.engine.sequence import Features, Sequence
 from deepstack_serving.errors import DeepstackError, from_wire
 from deepstack_serving.injection import plan_stages
+from deepstack_serving.media import MediaFiles
 from deepstack_serving.settings import Settings, parse_settings
 from deepstack_serving.stages.call import DTYPES
 from deepstack_serving.stages.language import LanguageStage
@@ -40,7 +41,7 @@ class LocalPort:
     """Implements StagePort. `change` may alter the tensors that a stage sends."""
 
     def __init__(self, settings: Settings, names: SequenceOf[str], change: Change = keep) -> None:
-        checkpoint = open_checkpoint(settings.checkpoint, settings.dtype)
+        checkpoint = open_checkpoint(settings.checkpoint, settings.dtype, merge_adapter=settings.merge_adapter)
         plans = plan_stages(checkpoint.layer_count, len(names), settings.split_points, checkpoint.deepstack_layers)
         self.vision = VisionStage(settings, checkpoint)
         self.language = {
@@ -62,7 +63,7 @@ class LocalPort:
             raise from_wire(error.to_wire()) from error
         return {name: self.change(model, name, tensor) for name, tensor in results.items()}
 
-    def call_encoder(self, files: SequenceOf[bytes], outputs: SequenceOf[str]) -> dict[str, torch.Tensor]:
+    def call_encoder(self, files: MediaFiles, outputs: SequenceOf[str]) -> dict[str, torch.Tensor]:
         results = self.vision.run(files, outputs)
         return {name: self.change(VISION_ENCODER, name, tensor) for name, tensor in results.items()}
 

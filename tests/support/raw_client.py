@@ -28,7 +28,7 @@ Inputs = Mapping[str, Any]
 def request(text: str | None = None, images: Sequence[bytes | str] = (), **options: Any) -> dict[str, Any]:
     """Inputs of a greedy request without an early end. Options named as inputs are inputs, the others sampling."""
     names = ("messages", "stream", "raw_prompt", "exclude_input_in_output")
-    inputs = {name: value for name, value in options.items() if name in names or name.startswith("return_")}
+    inputs = {name: value for name, value in options.items() if name in names or name.startswith(("return_", "video"))}
     sampling = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
     sampling |= {name: value for name, value in options.items() if name not in inputs}
     inputs["sampling_parameters"] = json.dumps(sampling)
@@ -170,17 +170,20 @@ def infer(
 
 
 def infer_message(model: str, inputs: Inputs, parameters: Inputs) -> Any:
-    """Triton's message for one request: text and lists of bytes as BYTES, bool as BOOL."""
+    """Triton's message for one request: text and lists of bytes as BYTES, bool as BOOL, int as INT32, float as FP32."""
     message = service_pb2.ModelInferRequest(model_name=model)
     for name, value in parameters.items():
         kind = {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}[type(value)]
         setattr(message.parameters[name], kind, value)
     for name, value in inputs.items():
-        is_flag = isinstance(value, bool)
-        elements = [value] if isinstance(value, bool | str | bytes) else value
-        message.inputs.add(name=name, datatype="BOOL" if is_flag else "BYTES", shape=[len(elements)])
-        message.raw_input_contents.append(struct.pack("<?", value) if is_flag else b"".join(map(_element, elements)))
+        datatype, layout = _SCALARS.get(type(value), ("BYTES", ""))
+        elements = [value] if isinstance(value, bool | int | float | str | bytes) else value
+        message.inputs.add(name=name, datatype=datatype, shape=[len(elements)])
+        message.raw_input_contents.append(struct.pack(layout, value) if layout else b"".join(map(_element, elements)))
     return message
+
+
+_SCALARS = {bool: ("BOOL", "<?"), int: ("INT32", "<i"), float: ("FP32", "<f")}
 
 
 def _element(value: str | bytes) -> bytes:

@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+import base64
 import io
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor, AutoTokenizer, Qwen3VLProcessor
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
+from transformers.video_utils import VideoMetadata, read_video_pyav
 
+from deepstack_serving.families.qwen3_vl_video import GridVideoProcessing
 from tests.support.asking import NEW_TOKENS, TOP, Answer, Ask
 
 
-class _NoVideo:
-    """Stands for the video processor, which needs torchvision and is not used here."""
+class _Processor(Qwen3VLProcessor):  # type: ignore[misc]
+    """Takes a video processor that works without torchvision; tests/parity/test_video_pixels.py tests its pixels."""
 
-    merge_size = 2
-    model_input_names: tuple[str, ...] = ()
-
-
-class _ImageProcessor(Qwen3VLProcessor):  # type: ignore[misc]
     def check_argument_for_proper_class(self, name: str, argument: object) -> object:
         return None if name == "video_processor" else super().check_argument_for_proper_class(name, argument)
 
 
-_ImageProcessor.__name__ = Qwen3VLProcessor.__name__  # the base class looks its parts up by this name
+_Processor.__name__ = Qwen3VLProcessor.__name__  # the base class looks its parts up by this name
 
 
 @dataclass(frozen=True)
@@ -45,16 +48,36 @@ class Reference:
     def __init__(self, checkpoint: Path) -> None:
         self.model = AutoModelForImageTextToText.from_pretrained(checkpoint).eval()
         self._has_axes = hasattr(self.model.model, "get_rope_index")
-        self.processor = _with_video_left_out(checkpoint) if self._has_axes else _whole(checkpoint)
+        self.processor = _without_torchvision(checkpoint) if self._has_axes else _whole(checkpoint)
         self.model.generation_config.eos_token_id = None
 
     def inputs(self, ask: Ask) -> dict[str, torch.Tensor]:
         """What the model takes: the processor's output for one user turn."""
-        content: list[dict[str, Any]] = [{"type": "image"} for _ in ask.images]
-        turn = [{"role": "user", "content": [*content, {"type": "text", "text": ask.text}]}]
-        prompt = self.processor.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+        prompt = self.processor.tokenizer.apply_chat_template(ask.messages, tokenize=False, add_generation_prompt=True)
         images = [Image.open(io.BytesIO(file)).convert("RGB") for file in ask.images]
-        return dict(self.processor(text=[prompt], images=images or None, return_tensors="pt"))
+        videos = [self.video(file, dict(ask.sampling)) for file in ask.videos]
+        options: dict[str, Any] = {
+            "videos": [frames for frames, _ in videos],
+            "video_metadata": [metadata for _, metadata in videos],
+            "do_sample_frames": False,
+        }
+        options = options if videos else {}
+        return dict(self.processor(text=[prompt], images=images or None, return_tensors="pt", **options))
+
+    def video(self, file: bytes, sampling: Mapping[str, float]) -> tuple[npt.NDArray[np.uint8], VideoMetadata]:
+        """Frames as transformers' own reader takes them from a file by its processor's rule; a list of frames whole."""
+        if file.startswith(b"{"):
+            content = json.loads(file)
+            pictures = [np.asarray(Image.open(io.BytesIO(base64.b64decode(text)))) for text in content["frames"]]
+            indices = list(range(len(pictures)))
+            return np.stack(pictures), VideoMetadata(len(pictures), fps=content["fps"], frames_indices=indices)
+        rule = partial(
+            self.processor.video_processor.sample_frames,
+            num_frames=sampling.get("video_num_frames"),
+            fps=sampling.get("video_fps"),
+        )
+        frames, metadata = read_video_pyav(io.BytesIO(file), rule)
+        return frames, metadata
 
     def prompt(self, ask: Ask) -> Expected:
         """Ids and positions, as the model computes them from the processor's output."""
@@ -65,6 +88,7 @@ class Reference:
             inputs["input_ids"],
             mm_token_type_ids=inputs["mm_token_type_ids"],
             image_grid_thw=inputs.get("image_grid_thw"),
+            video_grid_thw=inputs.get("video_grid_thw"),
         )
         return Expected(inputs["input_ids"][0], positions[:, 0], int(delta[0]))
 
@@ -97,12 +121,12 @@ class Reference:
             self.model.model.rope_deltas = None
 
 
-def _with_video_left_out(checkpoint: Path) -> Any:
+def _without_torchvision(checkpoint: Path) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    return _ImageProcessor(
+    return _Processor(
         image_processor=AutoImageProcessor.from_pretrained(checkpoint, backend="pil"),
         tokenizer=tokenizer,
-        video_processor=_NoVideo(),
+        video_processor=GridVideoProcessing(checkpoint).processor,
         chat_template=tokenizer.chat_template,
     )
 

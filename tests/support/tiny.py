@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -39,7 +40,11 @@ CHAT_TEMPLATE = """\
         {{- message.content }}
     {%- else %}
         {%- for part in message.content %}
-            {{- '<|vision_start|><|image_pad|><|vision_end|>' if part.type == 'image' else part.text }}
+            {%- if part.type in ('image', 'video') %}
+                {{- '<|vision_start|><|' + part.type + '_pad|><|vision_end|>' }}
+            {%- else %}
+                {{- part.text }}
+            {%- endif %}
         {%- endfor %}
     {%- endif %}
     {{- '<|im_end|>\\n' }}
@@ -54,6 +59,8 @@ CHAT_TEMPLATE = """\
 class TinyShape:
     """What tests vary. One deepstack feature per entry of `deepstack_indexes`, for the decoder layers 0, 1, ..."""
 
+    config_class: ClassVar[Any] = Qwen3VLConfig
+
     layers: int = 6
     vision_depth: int = 5
     deepstack_indexes: tuple[int, ...] = (1, 2, 4)
@@ -61,6 +68,10 @@ class TinyShape:
     dtype: torch.dtype = torch.float32
     shard_size: str = "200KB"
     seed: int = 0
+
+    def text_values(self) -> dict[str, object]:
+        """What a family's text_config holds besides the common values."""
+        return {}
 
 
 def write_checkpoint(folder: Path, shape: TinyShape | None = None) -> Path:
@@ -77,12 +88,13 @@ def write_checkpoint(folder: Path, shape: TinyShape | None = None) -> Path:
     model.generation_config.pad_token_id = ids["<|endoftext|>"]
     model.to(shape.dtype).save_pretrained(folder, max_shard_size=shape.shard_size)
     write_json(folder / "preprocessor_config.json", _image_processing())
+    write_json(folder / "video_preprocessor_config.json", _video_processing())
     return folder
 
 
-def _config(shape: TinyShape, ids: dict[str, int]) -> Qwen3VLConfig:
-    return Qwen3VLConfig(
-        text_config=_text_config(shape, ids),
+def _config(shape: TinyShape, ids: dict[str, int]) -> Any:
+    return shape.config_class(
+        text_config={**_text_config(shape, ids), **shape.text_values()},
         vision_config=_vision_config(shape),
         image_token_id=ids["<|image_pad|>"],
         video_token_id=ids["<|video_pad|>"],
@@ -175,6 +187,14 @@ def _image_processing() -> dict[str, object]:
         "image_std": [0.5] * 3,
         "size": {"shortest_edge": 4096, "longest_edge": 64 * 1024},
     }
+
+
+def _video_processing() -> dict[str, object]:
+    pixels = _image_processing()
+    del pixels["image_processor_type"]
+    # Of all frames together; few frames are sampled, so that tests stay small.
+    limits = {"size": {"shortest_edge": 4096, "longest_edge": 96 * 1024}, "max_frames": 12}
+    return {**pixels, "video_processor_type": "Qwen3VLVideoProcessor", **limits}
 
 
 def write_json(path: Path, content: dict[str, object]) -> None:

@@ -20,6 +20,7 @@ from deepstack_serving.engine.orchestrator import GenerationDefaults
 from deepstack_serving.errors import CheckpointError
 from deepstack_serving.families.base import ImageProcessing
 from deepstack_serving.injection import plan_stages
+from deepstack_serving.media import MediaFiles
 from deepstack_serving.prompt.messages import user_turn
 from deepstack_serving.prompt.tokenizer import PromptTokenizer
 from deepstack_serving.stages.loading import load_vision_stage
@@ -122,8 +123,8 @@ def test_every_row_of_the_grid_ends_with_the_newline_vector(
 def test_images_of_one_call_are_packed_in_order(folder: Path) -> None:
     files = [picture(*size, seed) for seed, size in enumerate([(64, 64), (130, 66), (60, 180), (300, 20)])]
     stage = VisionStage(local_settings(folder, vision_cache_bytes=0), open_checkpoint(folder))
-    together = stage.run(files, ["ds_0", "ds_6"])
-    alone = [stage.run([file], ["ds_0", "ds_6"]) for file in files]
+    together = stage.run(MediaFiles(tuple(files)), ["ds_0", "ds_6"])
+    alone = [stage.run(MediaFiles((file,)), ["ds_0", "ds_6"]) for file in files]
     for name in ("ds_0", "ds_6"):
         torch.testing.assert_close(together[name], torch.cat([item[name] for item in alone]), atol=1e-5, rtol=0)
     assert together["image_tokens"].tolist() == [int(item["image_tokens"]) for item in alone]
@@ -177,7 +178,7 @@ def test_what_a_user_types_is_no_placeholder(copy: Path, special: bool, text: st
     edit_json(copy / "tokenizer.json", mark)
     checkpoint = open_checkpoint(copy)
     placeholder = checkpoint.family.image_token_id(checkpoint.config)
-    tokenizer = PromptTokenizer(copy, placeholder)
+    tokenizer = PromptTokenizer(copy, (placeholder,))
     ids, ends = tokenizer.encode_chat(user_turn(text, 1)), tokenizer.encode_raw("<|end_of_text|>")
     assert (ids.count(placeholder), ids.count(ends[0])) == (1, 1)
     rendered = tokenizer.tokenizer.apply_chat_template(user_turn(text, 1), tokenize=False, add_generation_prompt=True)
@@ -201,6 +202,16 @@ def test_what_a_user_types_is_no_placeholder(copy: Path, special: bool, text: st
         (CONFIG, "vision_feature_select_strategy", "default", "vision_feature_select_strategy is 'default'"),
         (CONFIG, "vision_config.model_type", "clip_vision_model", "model_type is 'clip_vision_model'"),
         (CONFIG, "use_spatial_sampling", False, "use_spatial_sampling is False"),
+        (CONFIG, "deepstack_layer_map", [5], r"deepstack_layer_map is \[5\]; it must be a list of pairs"),
+        (CONFIG, "image_grid_pinpoints", [[64, "x"]], r"image_grid_pinpoints is \[\[64, 'x'\]\]; it must be a list"),
+        (CONFIG, "spatial_target_layers", ["a"], r"spatial_target_layers is \['a'\]; it must be a list of whole"),
+        (
+            CONFIG,
+            "vision_config.image_size",
+            [64, 64],
+            r"image_size is [\[(]64, 64.*patch_size is 8; they must be whole",
+        ),
+        (CONFIG, "vision_config.patch_size", 0, "image_size is 64 and vision_config.patch_size is 0; they must be"),
         (PROCESSOR, "patch_size", 16, "patch_size is 16, but config.json has vision_config.patch_size 8"),
         (PROCESSOR, "downsample_rate", "1/4", "downsample_rate is '1/4', but config.json has downsample_rate '4/8'"),
         (PROCESSOR, "downsample_rate", None, "downsample_rate is None, but config.json has downsample_rate '4/8'"),
@@ -234,7 +245,7 @@ def test_missing_processor_is_refused(copy: Path) -> None:
         load(copy)
 
 
-def test_adapter_is_refused(copy: Path) -> None:
+def test_adapter_is_refused_unless_it_is_to_be_merged(copy: Path) -> None:
     (copy / "adapter_config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="adapters are not served"):
+    with pytest.raises(CheckpointError, match="the setting 'merge_adapter' is false"):
         load(copy)

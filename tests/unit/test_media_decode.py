@@ -12,7 +12,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from deepstack_serving.errors import InvalidRequestError
-from deepstack_serving.media import ImageLimits, decode, decode_all, probe
+from deepstack_serving.media import ImageLimits, decode, decode_all, in_batches, probe
 from deepstack_serving.media.colours import to_rgb
 
 LIMITS = ImageLimits(max_pixels=100_000, max_bytes=1_000_000)
@@ -172,3 +172,18 @@ def test_first_bad_file_is_named_by_its_index() -> None:
 def test_no_files_give_no_pictures() -> None:
     with ThreadPoolExecutor(1) as pool:
         assert decode_all({}, LIMITS, pool) == []
+
+
+def test_pictures_are_taken_in_batches_of_no_more_pixels_than_one_may_have() -> None:
+    files = {number: saved(noise(height, 10, 3), "PNG") for number, height in {0: 3, 2: 4, 3: 6, 5: 10, 6: 1}.items()}
+    batches = in_batches(files, ImageLimits(max_pixels=100, max_bytes=1 << 20))
+    assert [list(batch) for batch in batches] == [[0, 2], [3], [5], [6]]
+    assert {number: data for batch in batches for number, data in batch.items()} == files
+
+
+def test_picture_that_is_too_large_is_named() -> None:
+    with pytest.raises(InvalidRequestError, match=r"image\[4\].*the limit is 100"):
+        in_batches(
+            {1: saved(noise(2, 2, 3), "PNG"), 4: saved(noise(10, 11, 3), "PNG")},
+            ImageLimits(max_pixels=100, max_bytes=1 << 20),
+        )

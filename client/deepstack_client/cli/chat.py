@@ -1,4 +1,4 @@
-"""`deepstack chat IMAGE... -p QUESTION`: asks the server about pictures and prints the answer as it comes."""
+"""`deepstack chat IMAGE... -p QUESTION`: asks the server about pictures or videos, prints the answer as it comes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def register(subparsers: Subparsers, transport_factory: TransportFactory = transport_for) -> None:
-    parser = subparsers.add_parser("chat", help="ask a question about one or more pictures")
+    parser = subparsers.add_parser("chat", help="ask a question about pictures and videos")
     parser.add_argument("images", nargs="*", metavar="IMAGE", help="image file; - reads one from standard input")
+    parser.add_argument("--video", action="append", default=[], metavar="FILE", help="video file; may be given again")
+    parser.add_argument("--video-fps", type=float, metavar="N", help="frames a second to take of each video")
+    parser.add_argument("--video-num-frames", type=int, metavar="N", help="or frames to take of each video")
     parser.add_argument("-p", "--prompt", required=True, metavar="QUESTION")
     parser.add_argument("--address", default=DEFAULT_ADDRESS, help="grpc://host:port or http://host:port (%(default)s)")
     parser.add_argument("--max-tokens", type=int, metavar="N")
@@ -55,6 +58,9 @@ def _source(name: str) -> ImageSource:
 
 def _options(arguments: argparse.Namespace) -> RequestOptions:
     return {
+        "videos": arguments.video,
+        "video_fps": arguments.video_fps,
+        "video_num_frames": arguments.video_num_frames,
         "max_tokens": arguments.max_tokens,
         "temperature": arguments.temperature,
         "seed": arguments.seed,

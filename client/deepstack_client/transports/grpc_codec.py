@@ -99,6 +99,9 @@ def _encode_value(value: InputValue) -> tuple[str, int, bytes]:
     """Data type, number of elements and raw contents."""
     if isinstance(value, bool):
         return "BOOL", 1, struct.pack("<?", value)
+    if isinstance(value, int | float):
+        datatype, layout = ("INT32", "<i") if isinstance(value, int) else ("FP32", "<f")
+        return datatype, 1, struct.pack(layout, value)
     elements = (value.encode(),) if isinstance(value, str) else value
     return "BYTES", len(elements), b"".join(struct.pack("<I", len(element)) + element for element in elements)
 

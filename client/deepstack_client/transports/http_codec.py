@@ -89,4 +89,4 @@ class EventParser:
 
 
 def _json_value(value: InputValue) -> object:
-    return value if isinstance(value, bool | str) else [to_base64(element) for element in value]
+    return value if isinstance(value, bool | int | float | str) else [to_base64(element) for element in value]

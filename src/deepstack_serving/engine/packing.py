@@ -80,7 +80,7 @@ def _feature_layout(work: Sequence[Work]) -> dict[str, Array]:
             first, end = np.searchsorted(prompt.image_rows, (item.start, item.end))
             if end > first:
                 rows.append(prompt.image_rows[first:end] - item.start + row)
-                sources.append(np.arange(first, end) + offset)
+                sources.append(prompt.feature_rows[first:end] + offset)
                 offset += features.rows
         row += item.end - item.start
     if not rows:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from deepstack_serving.engine.request import OutputOptions
 from deepstack_serving.errors import DeepstackError
+from deepstack_serving.media import MediaFiles
 from deepstack_serving.wire import TensorSpec
 
 Array = npt.NDArray[Any]
@@ -26,8 +27,8 @@ class StagePort(Protocol):
     def call(self, model: str, inputs: Mapping[str, Array | Handle], outputs: Sequence[str]) -> Mapping[str, Handle]:
         """Run a stage. Outputs that this call cannot have (features of a text step) are missing from the result."""
 
-    def call_encoder(self, files: Sequence[bytes], outputs: Sequence[str]) -> Mapping[str, Handle]:
-        """Run the vision encoder on image files."""
+    def call_encoder(self, files: MediaFiles, outputs: Sequence[str]) -> Mapping[str, Handle]:
+        """Run the vision encoder on image and video files."""
 
     def array(self, handle: Handle) -> Array:
         """The content of a small tensor."""

@@ -17,15 +17,17 @@ import torch
 from PIL.Image import Image
 from torch import nn
 
-from deepstack_serving.errors import WireError
+from deepstack_serving.errors import CheckpointError, WireError
 from deepstack_serving.injection import InjectionPoint
+from deepstack_serving.media import VideoHeader, VideoSampling
 
 Int64Array = npt.NDArray[np.int64]
+UInt8Array = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
 class VisionFeatures:
-    """Features of some images, rows packed in image order.
+    """Features of some images or of one video, rows packed in order.
 
     `image_embeds` is [rows, width], None where the family has none; `deepstack` maps a decoder layer to [rows, width].
     """
@@ -58,6 +60,32 @@ class ImageProcessing(ABC):
         """Pixel values and grids of RGB images, as the family's `encode` takes them."""
 
 
+@dataclass(frozen=True)
+class VideoPlan:
+    """The language tokens of some frames of a video, and the text that stands for them in a prompt."""
+
+    tokens: int
+    text: str
+
+
+class VideoProcessing(ABC):
+    """Chooses frames of a video and turns them into the encoder's inputs."""
+
+    placeholder: ClassVar[str]  # what a chat template writes for a video
+
+    @abstractmethod
+    def sample(self, header: VideoHeader, sampling: VideoSampling) -> tuple[int, ...]:
+        """The numbers of the frames to take, by the request or else by the checkpoint."""
+
+    @abstractmethod
+    def plan(self, header: VideoHeader, indices: Sequence[int]) -> VideoPlan:
+        """What these frames will be. Raises InvalidRequestError for a size that cannot be encoded."""
+
+    @abstractmethod
+    def prepare(self, frames: UInt8Array) -> dict[str, torch.Tensor]:
+        """Pixel values and `video_grid_thw` [1, 3] of RGB frames [frames, height, width, 3], for `encode`."""
+
+
 class Family(ABC):
     """The differences between model families, as data and a few calls into transformers."""
 
@@ -68,10 +96,15 @@ class Family(ABC):
     vision_modules: ClassVar[tuple[str, ...]]
     text_module: ClassVar[str] = "language_model"
     images_may_touch: ClassVar[bool] = False  # whether two placeholders may stand side by side in a prompt
+    load_options: ClassVar[Mapping[str, str]] = {}  # further arguments of transformers' from_pretrained
 
     @abstractmethod
     def deepstack_layers(self, config: Any) -> tuple[int, ...]:
         """The decoder layers that receive features, as the checkpoint's config states them, duplicates included."""
+
+    def check_values(self, values: Mapping[str, Any]) -> None:
+        """Raises CheckpointError for values of config.json of a wrong type that transformers' classes let pass."""
+        return
 
     @abstractmethod
     def check_config(self, config: Any) -> None:
@@ -85,13 +118,32 @@ class Family(ABC):
     def image_processing(self, checkpoint: Path) -> ImageProcessing:
         """The checkpoint's image processing, on PIL and numpy whatever else is installed."""
 
+    def video_refusal(self, checkpoint: Path) -> str | None:
+        """Why this checkpoint takes no videos; None where it does. Looks at files only, and loads nothing."""
+        return f"{self.model_type} models take no video"
+
+    def video_token_id(self, config: Any) -> int | None:
+        """The id of the placeholder token of videos, None for a family without them."""
+        return None
+
+    def video_processing(self, checkpoint: Path) -> VideoProcessing:
+        """The checkpoint's video processing; asked for only where `video_refusal` is None."""
+        raise CheckpointError(self.video_refusal(checkpoint))
+
+    def placeholder_ids(self, config: Any) -> tuple[int, ...]:
+        """The ids of all rows that features replace."""
+        video = self.video_token_id(config)
+        return (self.image_token_id(config), *(() if video is None else (video,)))
+
     @abstractmethod
     def encode(self, model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> VisionFeatures:
         """Run the vision modules of a vision stage."""
 
     @abstractmethod
-    def positions(self, config: Any, input_ids: Int64Array, image_grid_thw: Int64Array) -> Positions:
-        """Rotary positions of a whole prompt with its placeholders expanded; image_grid_thw is [images, 3]."""
+    def positions(
+        self, config: Any, input_ids: Int64Array, image_grid_thw: Int64Array, video_grid_thw: Int64Array | None = None
+    ) -> Positions:
+        """Rotary positions of a whole prompt with its placeholders expanded; grids are [images, 3] and [videos, 3]."""
 
     def text_model(self, model: nn.Module) -> Any:
         """The language model (embedding, layers, norm) inside the loaded class."""

@@ -6,11 +6,9 @@ padding, with one newline vector after each row of the grid; every feature tenso
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -21,6 +19,7 @@ from torch import nn
 
 from deepstack_serving.errors import CheckpointError
 from deepstack_serving.families.base import Family, ImageProcessing, Int64Array, Positions, VisionFeatures
+from deepstack_serving.families.processor_files import disagreement, holder
 from deepstack_serving.injection import InjectionPoint
 
 SPATIAL_GROUPS = 4  # the model has one spatial projector for each corner of a 2x2 block
@@ -78,6 +77,16 @@ class Granite4Vision(Family):
     def deepstack_layers(self, config: Any) -> tuple[int, ...]:
         return (*(int(layer) for _, layer in config.deepstack_layer_map), *map(int, config.spatial_target_layers))
 
+    def check_values(self, values: Mapping[str, Any]) -> None:
+        for key, kind, fits in (
+            ("deepstack_layer_map", "pairs of whole numbers", _is_pair),
+            ("image_grid_pinpoints", "pairs of whole numbers", _is_pair),
+            ("spatial_target_layers", "whole numbers", _is_whole),
+        ):
+            found = values.get(key)
+            if found is not None and not (isinstance(found, list) and all(map(fits, found))):
+                raise CheckpointError(f"config.json: {key} is {found!r}; it must be a list of {kind}")
+
     def check_config(self, config: Any) -> None:
         _check_layers(config)
         _check_targets(config, self.deepstack_layers(config))
@@ -98,7 +107,9 @@ class Granite4Vision(Family):
         )
         return VisionFeatures(None, {int(layer): torch.cat(list(rows)) for layer, rows in output.deepstack_features})
 
-    def positions(self, config: Any, input_ids: Int64Array, image_grid_thw: Int64Array) -> Positions:
+    def positions(
+        self, config: Any, input_ids: Int64Array, image_grid_thw: Int64Array, video_grid_thw: Int64Array | None = None
+    ) -> Positions:
         return Positions(np.arange(len(input_ids), dtype=np.int64)[None], 0)
 
     def embed(self, model: nn.Module, input_ids: torch.Tensor) -> torch.Tensor:
@@ -114,6 +125,14 @@ class Granite4Vision(Family):
 
     def rotary(self, model: nn.Module, hidden: torch.Tensor, position_ids: torch.Tensor) -> Any:
         return super().rotary(model, hidden, position_ids[0])
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_is_whole, value))
 
 
 def _check_layers(config: Any) -> None:
@@ -151,6 +170,13 @@ def _check_tower(config: Any) -> None:
             f"config.json: vision_config.model_type is {vision.model_type!r} and vision_feature_select_strategy is "
             f"{strategy!r}; served are {', '.join(TOWERS)} with 'full'"
         )
+    if not (
+        _is_whole(vision.image_size) and _is_whole(vision.patch_size) and vision.image_size >= vision.patch_size > 0
+    ):
+        raise CheckpointError(
+            f"config.json: vision_config.image_size is {vision.image_size} and vision_config.patch_size is "
+            f"{vision.patch_size}; they must be whole numbers above 0, the patch no larger than the image"
+        )
     side = vision.image_size // vision.patch_size
     parts = re.fullmatch(r"(\d+)/([1-9]\d*)", config.downsample_rate)
     if not parts or side % int(parts[2]) or 2 * int(parts[1]) != int(parts[2]):
@@ -184,12 +210,9 @@ def _check_processor(checkpoint: Path, processor: Any, config: Any) -> None:
         ("image_token", processor.image_token_id, processor.image_token_id == config.image_token_id, "image_token_id"),
     ):
         if not agrees:
-            wanted = attrgetter(model_key)(config)
-            raise CheckpointError(
-                f"{_holder(checkpoint, key)}: {key} is {value!r}, but config.json has {model_key} {wanted!r}"
-            )
+            raise disagreement(holder(checkpoint, key), key, value, config, model_key)
     if processor.num_additional_image_tokens:
-        path = _holder(checkpoint, "num_additional_image_tokens")
+        path = holder(checkpoint, "num_additional_image_tokens")
         raise CheckpointError(
             f"{path}: num_additional_image_tokens is {processor.num_additional_image_tokens}, but the tower of "
             f"config.json, {vision.model_type!r}, has 0"
@@ -202,12 +225,3 @@ def _lists(sizes: Sequence[Sequence[int]]) -> list[list[int]]:
 
 def _sides(size: Any) -> list[int]:
     return [length for length in (size.shortest_edge, size.height, size.width) if length] if size else []
-
-
-def _holder(checkpoint: Path, key: str) -> Path:
-    """The file that states this key of the processor; where none does, transformers' default holds."""
-    for path in (checkpoint / "processor_config.json", checkpoint / "preprocessor_config.json"):
-        content = json.loads(path.read_text()) if path.is_file() else {}
-        if key in content or key in content.get("image_processor", {}):
-            return path
-    return checkpoint / "processor_config.json"

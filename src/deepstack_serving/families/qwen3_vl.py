@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -14,8 +15,24 @@ from PIL.Image import Image
 from torch import nn
 
 from deepstack_serving.errors import CheckpointError, InvalidRequestError
-from deepstack_serving.families.base import Family, ImageProcessing, Int64Array, Positions, VisionFeatures
+from deepstack_serving.families.base import (
+    Family,
+    ImageProcessing,
+    Int64Array,
+    Positions,
+    VideoProcessing,
+    VisionFeatures,
+)
+from deepstack_serving.families.processor_files import IMAGES, PROCESSOR, VIDEOS, disagreement, holder
+from deepstack_serving.files import read_object
 from deepstack_serving.injection import InjectionPoint
+
+# What the processor and the model must agree on, by their names for it.
+GRID_KEYS = {
+    "patch_size": "vision_config.patch_size",
+    "temporal_patch_size": "vision_config.temporal_patch_size",
+    "merge_size": "vision_config.spatial_merge_size",
+}
 
 
 class GridImageProcessing(ImageProcessing):
@@ -25,7 +42,11 @@ class GridImageProcessing(ImageProcessing):
         from transformers.models.auto.image_processing_auto import AutoImageProcessor  # slow to import
 
         # The PIL backend gives the same pixels on every machine; transformers would pick torchvision where it is found.
-        self._processor = AutoImageProcessor.from_pretrained(checkpoint, backend="pil")
+        try:
+            self._processor = AutoImageProcessor.from_pretrained(checkpoint, backend="pil")
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{checkpoint}: the image processor cannot be read: {error}") from error
+        _check_processor(checkpoint, self._processor)
         self._merge = int(self._processor.merge_size) ** 2
 
     def token_count(self, width: int, height: int) -> int:
@@ -62,13 +83,18 @@ class Qwen3VL(Family):
         indexes = list(vision.deepstack_visual_indexes)
         if len(set(indexes)) != len(indexes) or any(not 0 <= index < vision.depth for index in indexes):
             raise CheckpointError(
-                f"vision_config.deepstack_visual_indexes is {indexes}; they must be distinct and below the vision "
-                f"depth {vision.depth}"
+                f"config.json: vision_config.deepstack_visual_indexes is {indexes}; they must be distinct and below "
+                f"the depth of vision_config, {vision.depth}"
+            )
+        if len(indexes) > text.num_hidden_layers:
+            raise CheckpointError(
+                f"config.json: vision_config.deepstack_visual_indexes is {indexes}, one for each of the first decoder "
+                f"layers, but text_config.num_hidden_layers is {text.num_hidden_layers}"
             )
         if vision.out_hidden_size != text.hidden_size:
             raise CheckpointError(
-                f"vision_config.out_hidden_size is {vision.out_hidden_size}, but text_config.hidden_size is "
-                f"{text.hidden_size}"
+                f"config.json: vision_config.out_hidden_size is {vision.out_hidden_size}, but text_config.hidden_size "
+                f"is {text.hidden_size}"
             )
 
     def image_token_id(self, config: Any) -> int:
@@ -77,23 +103,59 @@ class Qwen3VL(Family):
     def image_processing(self, checkpoint: Path) -> ImageProcessing:
         return GridImageProcessing(checkpoint)
 
+    def video_refusal(self, checkpoint: Path) -> str | None:
+        merged = checkpoint / PROCESSOR
+        if (checkpoint / VIDEOS).is_file() or (merged.is_file() and "video_processor" in read_object(merged)):
+            return None
+        return f"this checkpoint has no {VIDEOS}: it takes images, but no video"
+
+    def video_token_id(self, config: Any) -> int:
+        return int(config.video_token_id)
+
+    def video_processing(self, checkpoint: Path) -> VideoProcessing:
+        from deepstack_serving.families.qwen3_vl_video import GridVideoProcessing  # slow to import
+
+        processing = GridVideoProcessing(checkpoint)
+        _check_processor(checkpoint, processing.processor, VIDEOS if (checkpoint / VIDEOS).is_file() else PROCESSOR)
+        return processing
+
     def encode(self, model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> VisionFeatures:
-        output = cast(Any, model).model.get_image_features(
-            inputs["pixel_values"], inputs["image_grid_thw"], return_dict=True
-        )
+        inner = cast(Any, model).model
+        if "pixel_values_videos" in inputs:
+            pixels, grid = inputs["pixel_values_videos"], inputs["video_grid_thw"]
+            output = inner.get_video_features(pixels, grid, return_dict=True)
+        else:
+            output = inner.get_image_features(inputs["pixel_values"], inputs["image_grid_thw"], return_dict=True)
         levels = {layer: _rows(features) for layer, features in enumerate(output.deepstack_features)}
         return VisionFeatures(_rows(output.pooler_output), levels)
 
-    def positions(self, config: Any, input_ids: Int64Array, image_grid_thw: Int64Array) -> Positions:
+    def positions(
+        self, config: Any, input_ids: Int64Array, image_grid_thw: Int64Array, video_grid_thw: Int64Array | None = None
+    ) -> Positions:
         ids = torch.from_numpy(input_ids)[None]
-        if len(image_grid_thw) == 0:
+        images, videos = (
+            torch.tensor(grid) if grid is not None and len(grid) else None for grid in (image_grid_thw, video_grid_thw)
+        )
+        if images is None and videos is None:
             return Positions(np.broadcast_to(np.arange(len(input_ids)), (3, len(input_ids))), 0)
         positions, delta = _skeleton(_Frozen(config)).get_rope_index(
             ids,
-            mm_token_type_ids=(ids == config.image_token_id).int(),
-            image_grid_thw=torch.from_numpy(image_grid_thw),
+            mm_token_type_ids=(ids == config.image_token_id).int() + 2 * (ids == config.video_token_id).int(),
+            image_grid_thw=images,
+            video_grid_thw=videos,
         )
         return Positions(positions[:, 0].numpy(), int(delta[0]))
+
+
+def _check_processor(checkpoint: Path, processor: Any, file: str | None = None) -> None:
+    """Patches must be cut and merged as the encoder takes them."""
+    from transformers import AutoConfig  # slow to import
+
+    config = AutoConfig.from_pretrained(checkpoint)
+    for key, model_key in GRID_KEYS.items():
+        if getattr(processor, key) != attrgetter(model_key)(config):
+            path = checkpoint / file if file else holder(checkpoint, key, IMAGES)
+            raise disagreement(path, key, getattr(processor, key), config, model_key)
 
 
 def _rows(features: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:

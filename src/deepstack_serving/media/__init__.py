@@ -1,10 +1,33 @@
-"""Image files on their way in: from the bytes of a request to checked RGB pixels.
+"""Image and video files on their way in: from the bytes of a request to checked RGB pixels.
 
-The orchestrator calls `raw_bytes` and `probe` at admission, the vision encoder `decode_all` before it runs its tower.
-Pillow and numpy only: whoever imports this gets no torch.
+The orchestrator calls `raw_bytes` and `probe` at admission, `raw_video` and `probe_video` for a video; the vision
+encoder `decode_all` and `decode_video` before it runs its tower. Pillow, numpy and PyAV only: whoever imports this gets
+no torch.
 """
 
-from deepstack_serving.media.image_file import ImageHeader, ImageLimits, decode, decode_all, probe
-from deepstack_serving.media.payload import raw_bytes
+from deepstack_serving.media.clip import FPS, FRAME_COUNT, MediaFiles, VideoHeader, VideoLimits, VideoSampling
+from deepstack_serving.media.frame_list import frame_list
+from deepstack_serving.media.image_file import ImageHeader, ImageLimits, decode, decode_all, in_batches, probe
+from deepstack_serving.media.payload import raw_bytes, raw_video, read_each
+from deepstack_serving.media.video import decode_video, probe_video
 
-__all__ = ["ImageHeader", "ImageLimits", "decode", "decode_all", "probe", "raw_bytes"]
+__all__ = [
+    "FPS",
+    "FRAME_COUNT",
+    "ImageHeader",
+    "ImageLimits",
+    "MediaFiles",
+    "VideoHeader",
+    "VideoLimits",
+    "VideoSampling",
+    "decode",
+    "decode_all",
+    "decode_video",
+    "frame_list",
+    "in_batches",
+    "probe",
+    "probe_video",
+    "raw_bytes",
+    "raw_video",
+    "read_each",
+]

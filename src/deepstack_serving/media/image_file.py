@@ -66,13 +66,13 @@ class ImageHeader:
 
 def probe(data: bytes, limits: ImageLimits) -> ImageHeader:
     """Size and format from the file's header, checked against the limits; no pixel is decoded."""
-    with _opened(data, limits) as image:
+    with opened(data, limits) as image:
         return _checked_header(image, orientation_of(image, data), limits)
 
 
 def decode(data: bytes, limits: ImageLimits) -> Image.Image:
     """The whole picture, upright, in mode RGB, of the size that `probe` tells. Of an animation, the first frame."""
-    with _opened(data, limits) as image:
+    with opened(data, limits) as image:
         orientation = orientation_of(image, data)
         header = _checked_header(image, orientation, limits)
         image.load()
@@ -93,18 +93,44 @@ def decode_all(files: Mapping[int, bytes], limits: ImageLimits, pool: ThreadPool
     pictures = []
     try:
         for number, future in futures.items():
-            try:
+            with _naming(number):
                 pictures.append(future.result())
-            except InvalidRequestError as error:
-                raise InvalidRequestError(f"image[{number}]: {error}") from error
     finally:
         for future in futures.values():
             future.cancel()
     return pictures
 
 
+def in_batches(files: Mapping[int, bytes], limits: ImageLimits) -> list[dict[int, bytes]]:
+    """Files by their number in the request, as many at a time as have no more pixels together than one may have.
+
+    Small files unpack to large pictures, and a request may hold many: only one batch of them is to be in memory.
+    """
+    batches: list[dict[int, bytes]] = []
+    room = 0
+    for number, data in files.items():
+        with _naming(number):
+            header = probe(data, limits)
+        pixels = header.width * header.height
+        if not batches or pixels > room:
+            batches.append({})
+            room = limits.max_pixels
+        batches[-1][number] = data
+        room -= pixels
+    return batches
+
+
 @contextmanager
-def _opened(data: bytes, limits: ImageLimits) -> Iterator[ImageFile.ImageFile]:
+def _naming(number: int) -> Iterator[None]:
+    try:
+        yield
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"image[{number}]: {error}") from error
+
+
+@contextmanager
+def opened(data: bytes, limits: ImageLimits) -> Iterator[ImageFile.ImageFile]:
+    """The file, its header read; whatever Pillow raises inside the context becomes an InvalidRequestError."""
     if len(data) > limits.max_bytes:
         raise InvalidRequestError(f"the image file has {len(data)} bytes, the limit is {limits.max_bytes}")
     try:

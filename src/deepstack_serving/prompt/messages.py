@@ -1,48 +1,83 @@
-"""Parse the `messages` input: chat JSON with text and image parts, into a conversation and its images in order."""
+"""Parse the `messages` input: chat JSON with text, image and video parts, into a conversation and its files."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from deepstack_serving.errors import InvalidRequestError
+from deepstack_serving.errors import InvalidRequestError, shown
+from deepstack_serving.media import frame_list
 
 ROLES = ("system", "user", "assistant", "tool")
+KINDS = ("image", "image_url", "video", "video_url")
 Conversation = list[dict[str, Any]]
 
 
-def user_turn(text: str, image_count: int) -> Conversation:
-    """One user message: the images first, then the text."""
+def user_turn(text: str, image_count: int, video_count: int = 0) -> Conversation:
+    """One user message: the images first, then the videos, then the text."""
     content: list[dict[str, str]] = [{"type": "image"} for _ in range(image_count)]
+    content += [{"type": "video"} for _ in range(video_count)]
     return [{"role": "user", "content": [*content, {"type": "text", "text": text}]}]
 
 
-def parse_messages(text: str, images: Sequence[bytes]) -> tuple[Conversation, list[bytes]]:
-    """The conversation with bare image parts, and the images in the order of those parts.
+def text_bytes(conversation: Conversation) -> int:
+    """UTF-8 bytes of all text of a conversation."""
+    contents = [message["content"] for message in conversation]
+    parts = (part.get("text", "") for content in contents if not isinstance(content, str) for part in content)
+    return sum(len(text.encode(errors="replace")) for text in (*filter(_is_text, contents), *parts))
 
-    A part without data of its own takes the next of `images`. Raises InvalidRequestError naming the message and part.
+
+def _is_text(content: object) -> bool:
+    return isinstance(content, str)
+
+
+class _Media:
+    """The elements of one input, `image` or `video`, and those that the parts of the messages take, in order."""
+
+    def __init__(self, kind: str, elements: Sequence[bytes]) -> None:
+        self.kind, self.sent = kind, len(elements)
+        self.remaining = iter(elements)
+        self.found: list[bytes] = []
+
+    def take_next(self, place: str) -> bytes:
+        element = next(self.remaining, None)
+        if element is None:
+            raise InvalidRequestError(
+                f"{place} has no {self.kind}: neither data of its own nor one left in the input '{self.kind}'"
+            )
+        return element
+
+    def check_used_up(self) -> None:
+        unused = sum(1 for _ in self.remaining)
+        if unused:
+            raise InvalidRequestError(
+                f"the input '{self.kind}' holds {self.sent} {self.kind}s, the messages have parts for "
+                f"{self.sent - unused} of them"
+            )
+
+
+def parse_messages(
+    text: str, images: Sequence[bytes], videos: Sequence[bytes] = ()
+) -> tuple[Conversation, list[bytes], list[bytes]]:
+    """The conversation with bare image and video parts, and the images and the videos in the order of those parts.
+
+    A part without data of its own takes the next of its input. Raises InvalidRequestError naming the message and part.
     """
-    remaining = iter(images)
-    found: list[bytes] = []
+    media = {kind: _Media(kind, elements) for kind, elements in (("image", images), ("video", videos))}
     conversation = []
     for index, message in enumerate(_messages(text)):
         role, content = message.get("role"), message.get("content")
         if role not in ROLES:
-            raise InvalidRequestError(f"messages[{index}].role is {role!r}; allowed: {', '.join(ROLES)}")
+            raise InvalidRequestError(f"messages[{index}].role is {shown(role)}; allowed: {', '.join(ROLES)}")
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         if not isinstance(parts, list):
             raise InvalidRequestError(f"messages[{index}].content must be a string or a list of parts")
-        parsed = [
-            _part(part, f"messages[{index}].content[{place}]", remaining, found) for place, part in enumerate(parts)
-        ]
+        parsed = [_part(part, f"messages[{index}].content[{place}]", media) for place, part in enumerate(parts)]
         conversation.append({"role": role, "content": content if isinstance(content, str) else parsed})
-    unused = sum(1 for _ in remaining)
-    if unused:
-        raise InvalidRequestError(
-            f"the input 'image' holds {len(images)} images, the messages have parts for {len(images) - unused} of them"
-        )
-    return conversation, found
+    for item in media.values():
+        item.check_used_up()
+    return conversation, media["image"].found, media["video"].found
 
 
 def _messages(text: str) -> list[dict[str, Any]]:
@@ -55,33 +90,47 @@ def _messages(text: str) -> list[dict[str, Any]]:
     return messages
 
 
-def _part(part: Any, place: str, remaining: Iterator[bytes], found: list[bytes]) -> dict[str, str]:
+def _part(part: Any, place: str, media: Mapping[str, _Media]) -> dict[str, str]:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "text":
         if not isinstance(part.get("text"), str):
             raise InvalidRequestError(f"{place}.text must be a string")
         _encoded(part["text"], place)
         return {"type": "text", "text": part["text"]}
-    if kind in ("image", "image_url"):
-        found.append(_image(part, place, remaining))
-        return {"type": "image"}
-    raise InvalidRequestError(f"{place} must be an object with the type text, image or image_url, got {kind!r}")
+    if kind in KINDS:
+        taker = media[kind.removesuffix("_url")]
+        taker.found.append(_element(part, place, taker))
+        return {"type": taker.kind}
+    raise InvalidRequestError(f"{place} must be an object with the type text, {', '.join(KINDS)}, got {shown(kind)}")
 
 
-def _image(part: dict[str, Any], place: str, remaining: Iterator[bytes]) -> bytes:
-    payload = part.get("image", part.get("image_url"))
+def _element(part: dict[str, Any], place: str, media: _Media) -> bytes:
+    payload = part.get(media.kind, part.get(f"{media.kind}_url"))
     if isinstance(payload, dict):
         payload = payload.get("url")
-    if payload is None:
-        image = next(remaining, None)
-        if image is None:
+    if media.kind == "video":
+        if isinstance(payload, list):
+            return _frames(payload, part, place)
+        if "fps" in part:
             raise InvalidRequestError(
-                f"{place} has no image: neither data of its own nor one left in the input 'image'"
+                f"{place}.fps goes with a list of frames; for a file send 'video_fps' with the request"
             )
-        return image
+    if payload is None:
+        return media.take_next(place)
     if not isinstance(payload, str):
-        raise InvalidRequestError(f"{place} must hold the image as base64 text or a data: URI")
+        raise InvalidRequestError(f"{place} must hold the {media.kind} as base64 text or a data: URI")
     return _encoded(payload, place)
+
+
+def _frames(frames: list[Any], part: dict[str, Any], place: str) -> bytes:
+    """Frames that the client chose, as one element of the input 'video'."""
+    if "fps" not in part:
+        raise InvalidRequestError(f"{place}.fps is missing: a list of frames needs the frames a second")
+    for frame in frames:
+        if not isinstance(frame, str):
+            raise InvalidRequestError(f"{place}.video must list image files as base64 text or data: URIs")
+        _encoded(frame, place)
+    return frame_list(frames, part["fps"])
 
 
 def _encoded(text: str, place: str) -> bytes:

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import re
 import secrets
-from itertools import accumulate
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,41 +24,59 @@ from deepstack_serving.errors import CheckpointError, InvalidRequestError
 from deepstack_serving.prompt.messages import Conversation
 
 
+@dataclass(frozen=True)
+class VideoTexts:
+    """What takes the place of the videos' placeholders in a prompt, in order."""
+
+    placeholder: str
+    texts: tuple[str, ...]
+
+    def fill_in(self, prompt: str) -> str:
+        """Raises InvalidRequestError when placeholders and videos are not the same number."""
+        pieces = prompt.split(self.placeholder)
+        if len(pieces) != len(self.texts) + 1:
+            raise InvalidRequestError(
+                f"the prompt has {len(pieces) - 1} video placeholders for {len(self.texts)} videos; send as many as it "
+                "has"
+            )
+        return "".join(piece + text for piece, text in zip(pieces, (*self.texts, ""), strict=True))
+
+
 class PromptTokenizer:
     """Not thread-safe for encoding: the tokenizers library switches special-token splitting by a shared flag.
 
-    The image placeholder is a special token even where the checkpoint's files do not mark it as one.
+    Image and video placeholders are special tokens even where the checkpoint's files do not mark them as such.
     """
 
-    def __init__(self, checkpoint: Path, placeholder_id: int | None = None) -> None:
+    def __init__(self, checkpoint: Path, placeholder_ids: Sequence[int] = ()) -> None:
         try:
             self.tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint)
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{checkpoint}: the tokenizer cannot be read: {error}") from error
-        placeholder = self.tokenizer.added_tokens_decoder.get(placeholder_id)
-        if placeholder is not None and not placeholder.special:
-            marked = AddedToken(placeholder.content, special=True, normalized=False)
-            self.tokenizer.add_tokens([marked], special_tokens=True)
+        for placeholder in map(self.tokenizer.added_tokens_decoder.get, placeholder_ids):
+            if placeholder is not None and not placeholder.special:
+                marked = AddedToken(placeholder.content, special=True, normalized=False)
+                self.tokenizer.add_tokens([marked], special_tokens=True)
         literals = {token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special}
         self._literal = re.compile("|".join(map(re.escape, sorted(literals, key=len, reverse=True))) or "(?!)")
 
-    def encode_raw(self, text: str) -> list[int]:
+    def encode_raw(self, text: str, videos: VideoTexts | None = None) -> list[int]:
         """Token ids of a text as it stands; literals of special tokens are special tokens."""
+        text = videos.fill_in(text) if videos else text
         return cast(list[int], self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def encode_chat(self, conversation: Conversation) -> list[int]:
+    def encode_chat(self, conversation: Conversation, videos: VideoTexts | None = None) -> list[int]:
         """Token ids of the rendered conversation, with the generation prompt."""
         mark = f"\ue000{secrets.token_hex(8)}\ue001"
         hidden: list[str] = []
         rendered = self._render([self._hide_message(message, mark, hidden) for message in conversation])
-        pieces = rendered.split(mark)
+        # What users typed is hidden by now: a video's placeholder in the rendered text is the template's.
+        pieces = (videos.fill_in(rendered) if videos else rendered).split(mark)
         if len(pieces) != len(hidden) + 1:
             raise InvalidRequestError("the chat template repeats or drops a message that holds special-token text")
-        ids = self.encode_raw(pieces[0])
-        for literal, piece in zip(hidden, pieces[1:], strict=True):
-            ids += self._encode_as_text(literal)
-            ids += self.encode_raw(piece)
-        return ids
+        first, *rest = cast(list[list[int]], self.tokenizer(pieces, add_special_tokens=False)["input_ids"])
+        literals = {literal: self._encode_as_text(literal) for literal in set(hidden)}
+        return [*first, *chain.from_iterable((*literals[name], *ids) for name, ids in zip(hidden, rest, strict=True))]
 
     def _hide_message(self, message: dict[str, Any], mark: str, hidden: list[str]) -> dict[str, Any]:
         content = message["content"]
@@ -78,7 +99,8 @@ class PromptTokenizer:
         texts = [part["text"] if part["type"] == "text" else "\n" for part in parts]
         spans = [match.span() for match in self._literal.finditer("".join(texts))]
         starts = list(accumulate(map(len, texts)))[:-1]
-        return {place for place, start in enumerate(starts, 1) if any(first < start < end for first, end in spans)}
+        inside = (range(bisect_right(starts, first), bisect_left(starts, end)) for first, end in spans)
+        return {index + 1 for index in chain.from_iterable(inside)}
 
     def _hide(self, text: str, mark: str, hidden: list[str]) -> str:
         hidden += self._literal.findall(text)

@@ -5,12 +5,12 @@ Everything that a caller can get wrong is refused here, with the tensor's name, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from deepstack_serving.errors import WireError
+from deepstack_serving.errors import WireError, shown
 from deepstack_serving.injection import StagePlan
 from deepstack_serving.wire import SAMPLING, FeatureContract, ModelInterface, check_tensors, feature_inputs
 
@@ -74,13 +74,14 @@ def check_token_ids(call: LanguageCall, name: str, vocabulary: int) -> None:
         raise WireError(f"tensor {name!r} names a token outside 0 to {vocabulary - 1}")
 
 
-def check_placeholders(call: LanguageCall, image_token_id: int) -> None:
-    """In a prompt, the rows with the placeholder id and 'image_rows' must be the same: no image may get lost.
+def check_placeholders(call: LanguageCall, placeholder_ids: Sequence[int]) -> None:
+    """In a prompt, the rows with a placeholder id and 'image_rows' must be the same: no image may get lost.
 
     A single row that continues a sequence is left out: a model may generate the placeholder id, which binds no image.
     """
     ids = call.tensors["input_ids"]
-    is_image = ids == image_token_id
+    is_placeholder = torch.isin(ids, torch.tensor(placeholder_ids, dtype=ids.dtype, device=ids.device))
+    is_image = is_placeholder.clone()
     if is_image.any():
         lengths = zip(call.query_lengths, call.context_lengths, strict=True)
         in_prompt = torch.tensor([query > 1 or query == context for query, context in lengths])
@@ -89,7 +90,7 @@ def check_placeholders(call: LanguageCall, image_token_id: int) -> None:
     if call.has_images:
         mapped[call.tensors["image_rows"]] = True
     lost = is_image & ~mapped
-    if lost.any() or (mapped & (ids != image_token_id)).any():
+    if lost.any() or (mapped & ~is_placeholder).any():
         raise WireError(
             f"tensor 'image_rows' maps {int(mapped.sum())} rows, but the prompts of this call hold "
             f"{int(is_image.sum())} image tokens, or other rows"
@@ -100,9 +101,13 @@ def _check_lengths(queries: list[int], contexts: list[int], rows: int) -> None:
     if len(queries) != len(contexts):
         raise WireError(f"'query_lengths' has {len(queries)} sequences, 'context_lengths' has {len(contexts)}")
     if any(query < 1 for query in queries) or sum(queries) != rows:
-        raise WireError(f"tensor 'query_lengths' is {queries}; each must be at least 1 and their sum the {rows} rows")
+        raise WireError(
+            f"tensor 'query_lengths' is {shown(queries)}; each must be at least 1 and their sum the {rows} rows"
+        )
     if any(context < query for query, context in zip(queries, contexts, strict=True)):
-        raise WireError(f"tensor 'context_lengths' is {contexts}; none may be below its query length {queries}")
+        raise WireError(
+            f"tensor 'context_lengths' is {shown(contexts)}; none may be below its query length {shown(queries)}"
+        )
 
 
 def _block_tables(

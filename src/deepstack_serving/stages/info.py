@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from deepstack_serving.errors import StageError
 from deepstack_serving.wire import STAGE_INFO
 
 
@@ -36,7 +37,11 @@ class StageInfo:
 
     @staticmethod
     def from_bytes(content: bytes) -> StageInfo:
-        return StageInfo(**json.loads(content))
+        """Raises StageError for what another version of the stages may say."""
+        try:
+            return StageInfo(**json.loads(content))
+        except (TypeError, ValueError) as error:
+            raise StageError(f"a stage's {STAGE_INFO.name} is not of this version: {error}") from error
 
     def answers(self, outputs: Collection[str]) -> bool:
         """Whether a call asks for nothing but this."""

@@ -45,7 +45,7 @@ class LanguageStage:
         self.device = stage_device(settings, names[index])
         limit_cpu_threads(settings)
         self._family = checkpoint.family
-        self._image_token_id = self._family.image_token_id(checkpoint.config)
+        self._placeholder_ids = self._family.placeholder_ids(checkpoint.config)
         self._vocabulary = int(checkpoint.config.text_config.vocab_size)
         self._model = load_language_stage(checkpoint, self.plan, self.device, ATTENTION)
         self._layers = self._family.text_model(self._model).layers
@@ -103,7 +103,7 @@ class LanguageStage:
         if not self.plan.is_first:
             return call.tensors["hidden_states"].to(self.device)
         check_token_ids(call, "input_ids", self._vocabulary)
-        check_placeholders(call, self._image_token_id)
+        check_placeholders(call, self._placeholder_ids)
         hidden = self._family.embed(self._model, call.tensors["input_ids"].to(self.device))
         if call.has_images:
             rows, sources = self._image_rows(call)

@@ -6,11 +6,14 @@ are read, so renames, tied heads and rotary buffers stay transformers' business.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
+import torch
 from torch import nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 from transformers.utils import logging as transformers_logging
@@ -19,10 +22,7 @@ from deepstack_serving.checkpoint import Checkpoint
 from deepstack_serving.errors import CheckpointError
 from deepstack_serving.families.base import Family
 from deepstack_serving.injection import StagePlan
-
-
-class Absent(nn.Identity):
-    """Stands where a module of another stage would be, so that weight names keep their layer numbers."""
+from deepstack_serving.stages.merging import Absent, merge_adapter
 
 
 def load_vision_stage(checkpoint: Checkpoint, device: str) -> nn.Module:
@@ -35,7 +35,35 @@ def load_language_stage(checkpoint: Checkpoint, plan: StagePlan, device: str, at
     return _load(checkpoint, device, plan, attention)
 
 
+def stage_skeleton(checkpoint: Checkpoint, plan: StagePlan | None) -> nn.Module:
+    """What would be loaded (None: the vision stage), on torch's meta device: shapes and number types, no storage."""
+    config = copy.deepcopy(checkpoint.config)  # transformers writes its choices into the config of a model
+    with torch.device("meta"):
+        return cast(nn.Module, _stage_class(checkpoint, plan)(config).to(checkpoint.dtype))
+
+
 def _load(checkpoint: Checkpoint, device: str, plan: StagePlan | None, attention: str) -> nn.Module:
+    with _quiet(), _base_folder(checkpoint) as folder:
+        try:
+            model, report = _stage_class(checkpoint, plan).from_pretrained(
+                folder,
+                dtype=checkpoint.dtype,
+                device_map={"": device} if device != "cpu" else None,
+                attn_implementation=attention,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                **checkpoint.family.load_options,
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{checkpoint.folder}: transformers cannot build the model: {error!r}") from error
+    _check_report(checkpoint.folder, model, report)
+    if checkpoint.adapter is not None:
+        merge_adapter(model, checkpoint.adapter)
+    return cast(nn.Module, model.eval().requires_grad_(False))
+
+
+def _stage_class(checkpoint: Checkpoint, plan: StagePlan | None) -> Any:
+    """The family's transformers class, which drops the other stages' modules while it is built."""
     base = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(checkpoint.config)]
 
     def __init__(self: Any, config: Any, *args: Any, **options: Any) -> None:  # noqa: N807 - becomes the class's own
@@ -43,18 +71,7 @@ def _load(checkpoint: Checkpoint, device: str, plan: StagePlan | None, attention
         _keep_only(self, checkpoint.family, plan)
 
     # The subclass keeps the base's name and module: transformers skips its weight conversions for foreign classes.
-    stage = type(base.__name__, (base,), {"__init__": __init__, "__module__": base.__module__})
-    with _quiet():
-        model, report = cast(Any, stage).from_pretrained(
-            checkpoint.folder,
-            dtype=checkpoint.dtype,
-            device_map={"": device} if device != "cpu" else None,
-            attn_implementation=attention,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-        )
-    _check_report(checkpoint.folder, model, report)
-    return cast(nn.Module, model.eval().requires_grad_(False))
+    return type(base.__name__, (base,), {"__init__": __init__, "__module__": base.__module__})
 
 
 def _keep_only(model: Any, family: Family, plan: StagePlan | None) -> None:
@@ -79,7 +96,9 @@ def _keep_only(model: Any, family: Family, plan: StagePlan | None) -> None:
 
 
 def _check_report(folder: Path, model: nn.Module, report: dict[str, Any]) -> None:
-    absent = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, Absent))
+    names = [f"{name}." for name, module in model.named_modules() if isinstance(module, Absent)]
+    # Files may leave the model's prefix out; only names that the stage owns get it back.
+    absent = (*names, *(name.removeprefix(f"{cast(Any, model).base_model_prefix}.") for name in names))
     tied = bool(getattr(model.config, "tie_word_embeddings", False))
     problems = [f"missing {key}" for key in report["missing_keys"] if not (tied and key == "lm_head.weight")]
     problems += [f"ill-fitting {key}" for key in report["mismatched_keys"]]
@@ -88,6 +107,19 @@ def _check_report(folder: Path, model: nn.Module, report: dict[str, Any]) -> Non
     problems += [f"unset {name}" for name, value in model.named_parameters() if value.is_meta]
     if problems:
         raise CheckpointError(f"{folder}: the weights do not fit the config: {'; '.join(sorted(problems)[:8])}")
+
+
+@contextmanager
+def _base_folder(checkpoint: Checkpoint) -> Iterator[Path]:
+    """The folder without its adapter, which transformers would load by itself wherever `peft` is installed."""
+    if checkpoint.adapter is None:
+        yield checkpoint.folder
+        return
+    with TemporaryDirectory() as view:
+        for path in checkpoint.folder.resolve().iterdir():
+            if path.name not in {file.name for file in checkpoint.adapter.files}:
+                (Path(view) / path.name).symlink_to(path)
+        yield Path(view)
 
 
 @contextmanager

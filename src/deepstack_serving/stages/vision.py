@@ -1,6 +1,6 @@
-"""The vision encoder: image files in, one row of features per image token out, for every level.
+"""The vision encoder: image and video files in, one row of features per image or video token out, for every level.
 
-Files are decoded in threads; features of an image that was seen before come from a bounded cache.
+Files are decoded in threads; features of a file that was seen before come from a bounded cache.
 """
 
 from __future__ import annotations
@@ -10,22 +10,41 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
-from PIL.Image import Image
 
 from deepstack_serving.checkpoint import Checkpoint
-from deepstack_serving.errors import StageError
+from deepstack_serving.errors import InvalidRequestError, StageError, WireError
 from deepstack_serving.feature_cache import FeatureCache, feature_key
-from deepstack_serving.media import ImageLimits, decode_all, raw_bytes
+from deepstack_serving.media import (
+    MediaFiles,
+    decode_all,
+    decode_video,
+    in_batches,
+    probe_video,
+    raw_bytes,
+    raw_video,
+    read_each,
+)
 from deepstack_serving.settings import Settings
 from deepstack_serving.stages.device import limit_cpu_threads, stage_device
 from deepstack_serving.stages.info import StageInfo
+from deepstack_serving.stages.limits import image_limits, video_limits
 from deepstack_serving.stages.loading import load_vision_stage
-from deepstack_serving.wire import STAGE_INFO, VISION_ENCODER, deepstack_name, vision_interface
+from deepstack_serving.wire import (
+    IMAGE_GRID,
+    IMAGE_TOKENS,
+    STAGE_INFO,
+    VIDEO_GRID,
+    VIDEO_TOKENS,
+    VISION_ENCODER,
+    TensorSpec,
+    deepstack_name,
+    vision_interface,
+)
 
 
 @dataclass(frozen=True)
-class EncodedImage:
-    """Features of one image, each [image tokens, width], and its grid [3]."""
+class Encoded:
+    """Features of one image or video, each [tokens, width], and its grid [3]."""
 
     features: dict[str, torch.Tensor]
     grid: torch.Tensor
@@ -43,62 +62,88 @@ class VisionStage:
             VISION_ENCODER, checkpoint.fingerprint, checkpoint.contract.dtype, self.device, StageInfo.new_instance()
         )
         self._family, self._dtype = checkpoint.family, checkpoint.dtype
-        self._limits = ImageLimits(max_pixels=settings.max_image_pixels, max_bytes=settings.max_image_bytes)
+        self._limits, self._video_limits = image_limits(settings), video_limits(settings)
         self._processing = self._family.image_processing(checkpoint.folder)
+        has_video = checkpoint.contract.has_video
+        self._videos = self._family.video_processing(checkpoint.folder) if has_video else None
         self._model = load_vision_stage(checkpoint, self.device)
-        self._cache: FeatureCache[EncodedImage] = FeatureCache(settings.vision_cache_bytes)
+        self._cache: FeatureCache[Encoded] = FeatureCache(settings.vision_cache_bytes)
         self._decoders = ThreadPoolExecutor(settings.decode_threads, thread_name_prefix="decode")
 
-    def run(self, files: Sequence[bytes], wanted: Collection[str]) -> dict[str, torch.Tensor]:
-        """Features of the images in order, packed, with their grids and token counts."""
+    def run(self, files: MediaFiles, wanted: Collection[str]) -> dict[str, torch.Tensor]:
+        """Features of the images, in order, then of the videos, packed, with their grids and token counts."""
         if self.info.answers(wanted):
             return {STAGE_INFO.name: self.info.to_tensor()}
-        images = self._encode_all([raw_bytes(file) for file in files])
-        names = [
-            spec.name for spec in self.interface.outputs if spec.name == "image_embeds" or spec.name.startswith("ds_")
-        ]
-        outputs = {name: torch.cat([image.features[name] for image in images]) for name in names if images}
-        outputs["image_grid_thw"] = (
-            torch.stack([image.grid for image in images]) if images else torch.zeros(0, 3).long()
-        )
-        outputs["image_tokens"] = torch.tensor([image.tokens for image in images], dtype=torch.int64)
-        return outputs
+        images = self._encode_images(read_each("image", files.images, raw_bytes))
+        raw_videos = read_each("video", files.videos, raw_video)
+        videos = [self._encode_video(index, file, files) for index, file in enumerate(raw_videos)]
+        outputs = {
+            spec.name: self._packed([*images, *videos], spec)
+            for spec in self.interface.outputs
+            if spec.name == "image_embeds" or spec.name.startswith("ds_")
+        }
+        outputs |= _sizes(images, IMAGE_GRID, IMAGE_TOKENS)
+        return outputs | (_sizes(videos, VIDEO_GRID, VIDEO_TOKENS) if self._videos else {})
 
     def close(self) -> None:
         """Stop the decoding threads."""
         self._decoders.shutdown(cancel_futures=True)
 
-    def _encode_all(self, files: list[bytes]) -> list[EncodedImage]:
+    def _encode_images(self, files: list[bytes]) -> list[Encoded]:
         keys = [feature_key(file, self._limits, self.info.fingerprint, self.info.dtype) for file in files]
         found = {key: image for key in keys if (image := self._cache.get(key)) is not None}
         missing: dict[str, int] = {}
         for number, key in enumerate(keys):
             if key not in found:
                 missing.setdefault(key, number)
-        decoded = decode_all({number: files[number] for number in missing.values()}, self._limits, self._decoders)
-        for key, image in zip(missing, self._encode(decoded), strict=True):
-            found[key] = image
-            self._cache.put(key, image, sum(tensor.nbytes for tensor in image.features.values()))
+        for batch in in_batches({number: files[number] for number in missing.values()}, self._limits):
+            inputs = self._processing.prepare(decode_all(batch, self._limits, self._decoders))
+            counts = self._processing.token_counts(inputs)
+            for number, image in zip(batch, self._encode(inputs, inputs[IMAGE_GRID.name], counts), strict=True):
+                found[keys[number]] = image
+                self._keep(keys[number], image)
         return [found[key] for key in keys]
 
+    def _encode_video(self, number: int, file: bytes, files: MediaFiles) -> Encoded:
+        """One video at a time: its frames are many."""
+        if self._videos is None:
+            raise WireError("this model takes no video")
+        key = feature_key(file, self._video_limits, files.sampling, self.info.fingerprint, self.info.dtype)
+        video = self._cache.get(key)
+        if video is None:
+            try:
+                header = probe_video(file, self._video_limits)
+                indices = self._videos.sample(header, files.sampling)
+                tokens = self._videos.plan(header, indices).tokens
+                frames = self._decoders.submit(decode_video, file, header, indices, self._video_limits).result()
+            except InvalidRequestError as error:
+                raise InvalidRequestError(f"video[{number}]: {error}") from error
+            inputs = self._videos.prepare(frames)
+            [video] = self._encode(inputs, inputs[VIDEO_GRID.name], [tokens])
+            self._keep(key, video)
+        return video
+
+    def _packed(self, encoded: Sequence[Encoded], spec: TensorSpec) -> torch.Tensor:
+        none = torch.zeros(0, spec.shape[-1], dtype=self._dtype)
+        return torch.cat([item.features[spec.name] for item in encoded]) if encoded else none
+
+    def _keep(self, key: str, encoded: Encoded) -> None:
+        self._cache.put(key, encoded, sum(tensor.nbytes for tensor in encoded.features.values()))
+
     @torch.inference_mode()
-    def _encode(self, images: list[Image]) -> list[EncodedImage]:
-        if not images:
-            return []
-        inputs = self._processing.prepare(images)
-        counts = self._processing.token_counts(inputs)
+    def _encode(self, inputs: dict[str, torch.Tensor], grids: torch.Tensor, counts: list[int]) -> list[Encoded]:
         encoded = self._family.encode(self._model, {name: tensor.to(self.device) for name, tensor in inputs.items()})
         features = {deepstack_name(layer): tensor for layer, tensor in encoded.deepstack.items()}
         if encoded.image_embeds is not None:
             features["image_embeds"] = encoded.image_embeds
         self._check(features, sum(counts))
-        # Each image keeps copies: a view would hold the whole batch in the cache.
+        # Each one keeps copies: a view would hold the whole batch in the cache.
         parts = {
             name: [part.clone() for part in torch.split(tensor.to(self._dtype), counts)]
             for name, tensor in features.items()
         }
         return [
-            EncodedImage({name: parts[name][index] for name in parts}, inputs["image_grid_thw"][index], count)
+            Encoded({name: parts[name][index] for name in parts}, grids[index], count)
             for index, count in enumerate(counts)
         ]
 
@@ -108,5 +153,10 @@ class VisionStage:
                 raise StageError(f"the encoder gave {len(tensor)} rows of {name!r} for {rows} image tokens")
             if not bool(tensor.isfinite().all()):
                 raise StageError(
-                    f"the encoder gave values of {name!r} that are not finite; the images are not answered"
+                    f"the encoder gave values of {name!r} that are not finite; the images or videos are not answered"
                 )
+
+
+def _sizes(encoded: Sequence[Encoded], grid: TensorSpec, tokens: TensorSpec) -> dict[str, torch.Tensor]:
+    grids = torch.stack([item.grid for item in encoded]) if encoded else torch.zeros(0, 3, dtype=torch.int64)
+    return {grid.name: grids, tokens.name: torch.tensor([item.tokens for item in encoded], dtype=torch.int64)}
