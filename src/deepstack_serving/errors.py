@@ -9,6 +9,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import ClassVar
 
+_LONGEST_SHOWN = 100
+
 
 class ErrorCode(StrEnum):
     """Names of Triton's error codes that this project uses."""
@@ -17,6 +19,12 @@ class ErrorCode(StrEnum):
     UNAVAILABLE = "UNAVAILABLE"
     CANCELLED = "CANCELLED"
     INTERNAL = "INTERNAL"
+
+
+def shown(value: object) -> str:
+    """What a client sent as an error's text shows it: its repr, of which a long one is cut."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}... ({len(text)} characters)"
 
 
 class DeepstackError(Exception):

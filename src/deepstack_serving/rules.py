@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+# Python's own reading also takes underscores, blanks and the digits of every script.
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 @dataclass(frozen=True)
@@ -16,10 +21,10 @@ class Rule:
 
 
 def integer(minimum: int, maximum: int) -> Rule:
-    """A whole number, or its text."""
+    """A whole number, or its decimal text."""
 
     def parse(value: Any) -> int:
-        number = int(value) if isinstance(value, str) else value
+        number = int(_matching(value, _INTEGER)) if isinstance(value, str) else value
         if isinstance(number, float) and number.is_integer():
             number = int(number)
         if isinstance(number, bool) or not isinstance(number, int) or not minimum <= number <= maximum:
@@ -30,10 +35,10 @@ def integer(minimum: int, maximum: int) -> Rule:
 
 
 def number(minimum: float, maximum: float, *, exclude_minimum: bool = False) -> Rule:
-    """A number, or its text."""
+    """A number, or its decimal text."""
 
     def parse(value: Any) -> float:
-        parsed = float(value) if isinstance(value, str) else value
+        parsed = float(_matching(value, _NUMBER)) if isinstance(value, str) else value
         if isinstance(parsed, bool) or not isinstance(parsed, int | float) or not minimum <= parsed <= maximum:
             raise ValueError(value)
         if exclude_minimum and parsed == minimum:
@@ -64,3 +69,9 @@ def choice(*values: str) -> Rule:
         return str(value)
 
     return Rule(parse, f"one of {', '.join(values)}")
+
+
+def _matching(text: str, form: re.Pattern[str]) -> str:
+    if not form.fullmatch(text):
+        raise ValueError(text)
+    return text

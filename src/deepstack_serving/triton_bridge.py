@@ -18,9 +18,25 @@ from torch.utils.dlpack import from_dlpack
 
 from deepstack_serving.engine.ports import Array, Handle, Output
 from deepstack_serving.errors import DeepstackError, ErrorCode, StageError, from_wire
+from deepstack_serving.media import MediaFiles
 from deepstack_serving.stages.call import DTYPES
-from deepstack_serving.wire import IMAGE, VISION_ENCODER, ModelInterface, TensorSpec
+from deepstack_serving.stages.media_call import media_tensors
+from deepstack_serving.wire import IMAGE, VIDEO, VISION_ENCODER, ModelInterface, TensorSpec
 
+# Triton's own parameters, with those of its names that start with `triton_`. The HTTP endpoints `generate` and
+# `generate_stream` hand them on as if the client had made them up.
+RESERVED = frozenset(
+    {
+        "id",
+        "sequence_id",
+        "sequence_start",
+        "sequence_end",
+        "priority",
+        "timeout",
+        "headers",
+        "binary_data_output",
+    }
+)
 FINAL = 1  # TRITONSERVER_RESPONSE_COMPLETE_FINAL
 Run = Callable[[dict[str, Any], Sequence[str]], Mapping[str, torch.Tensor]]
 
@@ -80,7 +96,9 @@ def _client_inputs(request: Any) -> dict[str, list[Any]]:
 def _client_parameters(request: Any) -> dict[str, Any]:
     """A client's request parameters, without those that Triton reserves for itself."""
     parameters = json.loads(request.parameters() or "{}")
-    return {name: value for name, value in parameters.items() if not name.startswith("triton_")}
+    return {
+        name: value for name, value in parameters.items() if name not in RESERVED and not name.startswith("triton_")
+    }
 
 
 class TritonReply:
@@ -149,10 +167,8 @@ class TritonStagePort:
             raise type(failure)(f"{model}: {failure}")
         return {tensor.name(): tensor for tensor in response.output_tensors()}
 
-    def call_encoder(self, files: Sequence[bytes], outputs: Sequence[str]) -> dict[str, Handle]:
-        array = np.empty(len(files), dtype=np.object_)
-        array[:] = list(files)
-        return self.call(VISION_ENCODER, {IMAGE.name: array}, outputs)
+    def call_encoder(self, files: MediaFiles, outputs: Sequence[str]) -> dict[str, Handle]:
+        return self.call(VISION_ENCODER, media_tensors(files), outputs)
 
     def array(self, handle: Handle) -> Array:
         array: Array = handle.as_numpy()
@@ -177,16 +193,20 @@ class Gauges:
             for name, text in descriptions.items()
         }
         self._metrics = {name: family.Metric(labels={}) for name, family in self._families.items()}
-        self._counters = dict.fromkeys(counters, 0.0)
+        self._counters = counters
+        self._values: dict[str, float] = {}
 
     def set(self, values: Mapping[str, float]) -> None:
-        """Set gauges; raise counters to the totals given."""
+        """Set gauges, raise counters to the totals given. What is as it was costs no call: one holds up this process."""
         for name, value in values.items():
+            before = self._values.get(name, 0.0)
+            if value == before:
+                continue
             if name in self._counters:
-                self._metrics[name].increment(value - self._counters[name])
-                self._counters[name] = value
+                self._metrics[name].increment(value - before)
             else:
                 self._metrics[name].set(value)
+            self._values[name] = value
 
 
 def _declaration(spec: TensorSpec) -> dict[str, Any]:
@@ -196,7 +216,7 @@ def _declaration(spec: TensorSpec) -> dict[str, Any]:
 
 def _input_value(tensor: Any) -> Any:
     """BYTES as a list of bytes, everything else as a torch tensor over the same memory."""
-    if tensor.is_cpu() and tensor.name() == IMAGE.name:
+    if tensor.is_cpu() and tensor.name() in (IMAGE.name, VIDEO.name):
         return tensor.as_numpy().reshape(-1).tolist()
     return from_dlpack(tensor)
 

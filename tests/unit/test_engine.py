@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from deepstack_serving.checkpoint import open_checkpoint
+from deepstack_serving.engine.encoder import Encoder
 from deepstack_serving.engine.ports import Output
+from deepstack_serving.engine.sequence import Sequence, Status
 from deepstack_serving.errors import CancelledError, InvalidRequestError, StageError, UnavailableError
 from deepstack_serving.stages.info import StageInfo
 from tests.support.asking import MIXED, ONE_IMAGE, TEXT, Answer, Ask, answer, ask_alone, ask_together, picture, submit
@@ -48,6 +52,13 @@ def test_answer_of_one_token(checkpoint: Path, solo: list[Answer]) -> None:
         reply = submit(server, TEXT, max_tokens=1)
         assert answer(reply).ids == solo[0].ids[:1]
     assert reply.outputs[-1].finish_reason == "length"
+
+
+def test_forwarded_headers_are_no_unknown_parameters(checkpoint: Path) -> None:
+    with server_of(checkpoint, forwarded_headers="X-Request-Id") as server:
+        server.start()
+        assert error_of(server.submit({"text_input": ["hi"]}, **{"x-request-ID": "1", "max_tokens": 1})) is None
+        assert "'X-Other'" in str(error_of(server.submit({"text_input": ["hi"]}, **{"X-Other": "1"})))
 
 
 def test_end_of_sequence_token_ends_the_answer_and_is_no_text(
@@ -144,6 +155,18 @@ def test_refused_too_many_images(checkpoint: Path) -> None:
     assert "'max_images_per_request'" in str(reply.error)
 
 
+def test_refused_more_text_than_the_limit_before_it_is_tokenised(checkpoint: Path) -> None:
+    with server_of(checkpoint, max_text_bytes=10) as server:
+        plain = submit(server, Ask("hell\u00f6 world"))
+        parts = [
+            {"role": "user", "content": "hello"},
+            {"role": "user", "content": [{"type": "text", "text": "world!"}]},
+        ]
+        chat = server.submit({"messages": [json.dumps(parts)]})
+    assert "the request has 12 bytes of text; at most 10" in str(plain.error)
+    assert "the request has 11 bytes of text; at most 10" in str(chat.error)
+
+
 def test_refused_full_queue(checkpoint: Path) -> None:
     with server_of(checkpoint, max_running_requests=1, max_waiting_requests=1) as server:
         replies = [submit(server, TEXT) for _ in range(4)]
@@ -226,3 +249,59 @@ def test_encoder_that_gives_another_number_of_tokens_fails_the_request(checkpoin
 def test_burst_with_room_for_all_is_served_though_none_may_wait(checkpoint: Path) -> None:
     with server_of(checkpoint, max_waiting_requests=0) as server:
         assert len(ask_together(server, [TEXT] * 4)) == 4
+
+
+def taken_in(server: LocalServer, monkeypatch: pytest.MonkeyPatch) -> tuple[Sequence, CollectingReply]:
+    """A request on the point of being handed to the engine."""
+    caught: list[Sequence] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(server.orchestrator.engine, "submit", caught.append)
+        reply = submit(server, ONE_IMAGE)
+    return caught[0], reply
+
+
+def test_client_that_leaves_before_the_engine_has_its_request(
+    checkpoint: Path, solo: list[Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with server_of(checkpoint) as server:
+        sequence, reply = taken_in(server, monkeypatch)
+        reply.cancelled = True
+        server.orchestrator.engine.inbox.put_ended(sequence)
+        server.orchestrator.engine.submit(sequence)
+        server.start()
+        assert isinstance(error_of(reply), CancelledError)
+        assert ask_alone(server, [TEXT]) == solo[:1]
+
+
+def test_client_that_left_before_its_request_was_read(checkpoint: Path) -> None:
+    reply = CollectingReply()
+    reply.cancelled = True
+    with server_of(checkpoint) as server:
+        server.orchestrator.submit({"text_input": ["hello"]}, {}, reply)
+        assert isinstance(reply.error, CancelledError)
+
+
+def test_images_of_a_request_that_ended_are_not_encoded(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results: queue.SimpleQueue[object] = queue.SimpleQueue()
+    with server_of(checkpoint) as server:
+        sequence, _ = taken_in(server, monkeypatch)
+        sequence.status = Status.FINISHED
+        encoder = Encoder(server.port, open_checkpoint(checkpoint), 1)
+        encoder.submit(sequence, lambda _, result: results.put(result))
+        assert isinstance(results.get(timeout=20), CancelledError)
+        encoder.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_fault_that_nobody_foresaw_ends_every_request_and_says_so(checkpoint: Path) -> None:
+    def fault(model: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if (model, name) == ("language_late", "next_ids"):
+            raise ZeroDivisionError
+        return tensor
+
+    with LocalServer(local_settings(checkpoint), 2, fault, held=True) as server:
+        replies = [submit(server, ask) for ask in (TEXT, ONE_IMAGE)]
+        server.start()
+        errors = [error_of(reply) for reply in replies]
+        errors.append(error_of(submit(server, TEXT)))
+    assert ["has failed" in str(error) for error in errors] == [True] * 3

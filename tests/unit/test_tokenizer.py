@@ -110,3 +110,10 @@ def test_template_that_cannot_serve_is_refused(checkpoint: Path, template: str |
     tokenizer.tokenizer.chat_template = template
     with pytest.raises(InvalidRequestError, match=text):
         tokenizer.encode_chat(user_turn("<|image_pad|>", 0))
+
+
+def test_many_literals_in_many_parts_are_read_in_one_pass(tokenizer: PromptTokenizer) -> None:
+    """As many as fit in a request: what is done for each must not grow with the number of all."""
+    parts = [{"type": "text", "text": f"<|im_end|>{number}"} for number in range(20_000)]
+    ids = tokenizer.encode_chat([{"role": "user", "content": parts}])
+    assert ids.count(tokenizer.tokenizer.convert_tokens_to_ids("<|im_end|>")) == 1

@@ -1,4 +1,4 @@
-"""Encode a request's images beside the engine thread, and compute the rotary positions that they give."""
+"""Encode a request's images and videos beside the engine thread, and compute the rotary positions that they give."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from deepstack_serving.checkpoint import Checkpoint
 from deepstack_serving.engine.ports import StagePort
-from deepstack_serving.engine.sequence import Features, Sequence
-from deepstack_serving.errors import DeepstackError, StageError
-from deepstack_serving.wire import IMAGE_GRID, IMAGE_TOKENS, deepstack_name
+from deepstack_serving.engine.sequence import Features, Sequence, Status
+from deepstack_serving.errors import CancelledError, DeepstackError, StageError
+from deepstack_serving.wire import IMAGE_GRID, IMAGE_TOKENS, VIDEO_GRID, VIDEO_TOKENS, deepstack_name
 
 Done = Callable[[Sequence, Features | DeepstackError], None]
 
@@ -23,6 +23,8 @@ class Encoder:
         contract = checkpoint.contract
         names = [deepstack_name(layer) for layer in contract.deepstack_layers]
         self._features = [*(["image_embeds"] if contract.has_image_embeds else []), *names]
+        videos = (VIDEO_GRID, VIDEO_TOKENS) if contract.has_video else ()
+        self._sizes = [spec.name for spec in (IMAGE_GRID, IMAGE_TOKENS, *videos)]
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="encode")
 
     def submit(self, sequence: Sequence, done: Done) -> None:
@@ -34,26 +36,32 @@ class Encoder:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _run(self, sequence: Sequence, done: Done) -> None:
-        result: Features | DeepstackError = StageError("the images could not be encoded; the server's log says why")
+        result: Features | DeepstackError = StageError(
+            "the images or videos could not be encoded; the server's log says why"
+        )
         try:
-            result = self.encode(sequence)
+            if sequence.status is Status.FINISHED:  # its client left; images of others are waiting
+                result = CancelledError("the request was cancelled by its client")
+            else:
+                result = self.encode(sequence)
         except DeepstackError as error:
             result = error
         finally:
             done(sequence, result)
 
     def encode(self, sequence: Sequence) -> Features:
-        """Features and positions of a request with images. Raises DeepstackError."""
+        """Features and positions of a request with images or videos. Raises DeepstackError."""
         prompt = sequence.prompt
-        outputs = self._port.call_encoder(sequence.files, [*self._features, IMAGE_GRID.name, IMAGE_TOKENS.name])
-        counts = self._port.array(outputs[IMAGE_TOKENS.name]).tolist()
-        if counts != list(prompt.image_tokens):
-            raise StageError(
-                f"the encoder gave {counts} tokens for images that take {list(prompt.image_tokens)} in the prompt"
-            )
-        grid = self._port.array(outputs[IMAGE_GRID.name])
-        positions = self._checkpoint.family.positions(self._checkpoint.config, prompt.input_ids, grid)
-        return Features({name: outputs[name] for name in self._features}, sum(counts), positions)
+        outputs = self._port.call_encoder(sequence.files, [*self._features, *self._sizes])
+        sizes = {name: self._port.array(outputs[name]) for name in self._sizes}
+        expected = {IMAGE_TOKENS.name: prompt.image_tokens, VIDEO_TOKENS.name: prompt.video_tokens}
+        for name, counts in expected.items():
+            if name in sizes and tuple(sizes[name].tolist()) != counts:
+                raise StageError(f"the encoder gave {name} {sizes[name].tolist()}, the prompt has {list(counts)}")
+        positions = self._checkpoint.family.positions(
+            self._checkpoint.config, prompt.input_ids, sizes[IMAGE_GRID.name], sizes.get(VIDEO_GRID.name)
+        )
+        return Features({name: outputs[name] for name in self._features}, len(prompt.image_rows), positions)
 
 
 def _report_surprise(future: Future[None]) -> None:

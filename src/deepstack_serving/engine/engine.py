@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from deepstack_serving.engine.connection import Connection
 from deepstack_serving.engine.encoder import Encoder
 from deepstack_serving.engine.inbox import Encoded, EndedEarly, Inbox, Submitted
-from deepstack_serving.engine.outputs import Begin, Event, Failure, OutputWorker, Token
+from deepstack_serving.engine.outputs import ENDED, Begin, Event, Failure, OutputWorker, Token
 from deepstack_serving.engine.pipeline import SampledToken, StagePipeline
 from deepstack_serving.engine.scheduler import Scheduler, Work
 from deepstack_serving.engine.sequence import Sequence as Running
@@ -53,7 +53,7 @@ class Engine:
         self.outputs = outputs
         self.scheduler: Scheduler = connection.make_scheduler(settings)
         self._settings, self._connection, self._pipeline, self._encoder = settings, connection, pipeline, encoder
-        self._inbox = inbox
+        self.inbox = inbox
         self._eos = frozenset(eos_token_ids)
         self._backlog: list[Running] = []
         self._heartbeat_s = time.monotonic()
@@ -61,12 +61,12 @@ class Engine:
     def submit(self, sequence: Running) -> None:
         """Accept a request, from any thread. Its reply ends exactly once from here on, whatever happens."""
         self.outputs.put([Begin(sequence)])
-        if not self._inbox.put(Submitted(sequence)):
-            self.outputs.put([Failure(sequence, UnavailableError("the server is shutting down"))])
+        if not self.inbox.put(Submitted(sequence)):
+            self.outputs.put([Failure(sequence, ENDED)])
 
     def close(self) -> None:
         """End `run`; requests that are still open fail."""
-        self._inbox.close()
+        self.inbox.close()
 
     @property
     def is_healthy(self) -> bool:
@@ -84,23 +84,24 @@ class Engine:
                 if self._connect():
                     self._advance()
         finally:
-            self._inbox.close()
+            self.inbox.close()
             self._encoder.close()
             self._receive()
-            self._end_all(UnavailableError("the server is shutting down"))
+            self._end_all(ENDED)
             self.outputs.close()
 
     def _receive(self) -> bool:
         """Handle all messages, waiting for one when there is nothing to step. False after `close`."""
         can_step = self._connection.is_open and self.scheduler.has_work
-        for message in self._inbox.take(0.0 if can_step else IDLE_WAIT_S):
+        for message in self.inbox.take(0.0 if can_step else IDLE_WAIT_S):
             if isinstance(message, Submitted):
-                self._backlog.append(message.sequence)
+                if message.sequence.status is Status.WAITING:  # else its client left before it came in
+                    self._backlog.append(message.sequence)
             elif isinstance(message, EndedEarly):
                 self._finish(message.sequence)
             else:
                 self._encoded(message)
-        return not self._inbox.is_closed
+        return not self.inbox.is_closed
 
     def _encoded(self, message: Encoded) -> None:
         sequence, result = message.sequence, message.result
@@ -139,7 +140,7 @@ class Engine:
         self._backlog.clear()
         for sequence in admitted:
             if sequence.files:
-                self._encoder.submit(sequence, self._inbox.put_encoded)
+                self._encoder.submit(sequence, self.inbox.put_encoded)
             else:
                 sequence.positions = Positions(text_positions(sequence.prompt, self._pipeline.position_axes), 0)
 
@@ -211,6 +212,4 @@ class Engine:
     def _finish(self, sequence: Running) -> None:
         if sequence in self._backlog:
             self._backlog.remove(sequence)
-            sequence.status = Status.FINISHED
-        elif sequence.status is not Status.FINISHED:
-            self.scheduler.finish(sequence)
+        self.scheduler.finish(sequence)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from deepstack_serving.engine.ports import Handle, StagePort
 from deepstack_serving.errors import StageError
 from deepstack_serving.injection import StagePlan
+from deepstack_serving.media import MediaFiles
 from deepstack_serving.stages.info import StageInfo
 from deepstack_serving.wire import STAGE_INFO, FeatureContract, ModelInterface, language_interface
 
@@ -16,7 +17,7 @@ def ask_stages(
 ) -> tuple[StageInfo, ...]:
     """What all stages say of themselves, the encoder first. Raises DeepstackError."""
     wanted = [STAGE_INFO.name]
-    answers = [port.call_encoder([], wanted)]
+    answers = [port.call_encoder(MediaFiles(), wanted)]
     answers += [
         port.call(name, _no_rows(port, language_interface(contract, plan)), wanted)
         for name, plan in zip(names, plans, strict=True)

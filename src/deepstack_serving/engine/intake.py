@@ -1,6 +1,7 @@
 """The first station of a request: from validated inputs to a prompt of token ids, with every limit checked.
 
-Nothing is decoded or encoded yet: image sizes come from the files' headers, so what cannot be served is refused early.
+Nothing is decoded or encoded yet: sizes of images and videos come from the files' headers, so what cannot be served is
+refused early.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from deepstack_serving.checkpoint import Checkpoint
+from deepstack_serving.engine.media_intake import MediaIntake
 from deepstack_serving.engine.request import GenerationRequest
 from deepstack_serving.errors import InvalidRequestError
-from deepstack_serving.media import ImageLimits, probe, raw_bytes
-from deepstack_serving.prompt.messages import parse_messages, user_turn
+from deepstack_serving.families.base import VideoPlan
+from deepstack_serving.media import MediaFiles
+from deepstack_serving.prompt.messages import Conversation, parse_messages, text_bytes, user_turn
 from deepstack_serving.prompt.placeholders import Prompt, expand_placeholders
-from deepstack_serving.prompt.tokenizer import PromptTokenizer
+from deepstack_serving.prompt.tokenizer import PromptTokenizer, VideoTexts
 from deepstack_serving.settings import Settings
 
 
@@ -23,57 +26,61 @@ class Intake:
 
     def __init__(self, settings: Settings, checkpoint: Checkpoint, tokenizer: PromptTokenizer) -> None:
         self._settings = settings
-        self._limits = ImageLimits(max_pixels=settings.max_image_pixels, max_bytes=settings.max_image_bytes)
-        self._processing = checkpoint.family.image_processing(checkpoint.folder)
+        self._media = MediaIntake(settings, checkpoint)
         self._image_token_id = checkpoint.family.image_token_id(checkpoint.config)
+        self._video_token_id = checkpoint.family.video_token_id(checkpoint.config)
         self._may_touch = checkpoint.family.images_may_touch
         self._tokenizer = tokenizer
         self.max_context_length = context_limit(settings, checkpoint)
 
-    def prepare(self, request: GenerationRequest) -> tuple[Prompt, GenerationRequest, tuple[bytes, ...]]:
-        """The prompt, the request with `max_tokens` settled, and the image files. Raises InvalidRequestError."""
-        token_ids, payloads = self._encode(request)
-        self._check_image_count(len(payloads))
-        files, counts = self._probe(payloads)
-        prompt = expand_placeholders(token_ids, self._image_token_id, counts, self._may_touch)
-        return prompt, self._settle_length(request, prompt), tuple(files)
+    def prepare(self, request: GenerationRequest) -> tuple[Prompt, GenerationRequest, MediaFiles]:
+        """The prompt, the request with `max_tokens` settled, and its files. Raises InvalidRequestError."""
+        conversation, images, videos = self._conversation(request)
+        self._check_text(conversation)
+        image_files, image_tokens = self._media.probe_images(images)
+        video_files, plans = self._media.probe_videos(videos, request.video_sampling)
+        prompt = expand_placeholders(
+            self._encode(request, conversation, plans),
+            self._image_token_id,
+            image_tokens,
+            self._may_touch,
+            self._video_token_id,
+            [plan.tokens for plan in plans],
+        )
+        files = MediaFiles(image_files, video_files, request.video_sampling)
+        return prompt, self._settle_length(request, prompt), files
 
-    def _encode(self, request: GenerationRequest) -> tuple[list[int], Sequence[bytes]]:
+    @staticmethod
+    def _conversation(request: GenerationRequest) -> tuple[Conversation, Sequence[bytes], Sequence[bytes]]:
         if request.messages is not None:
-            conversation, images = parse_messages(request.messages, request.images)
-            return self._tokenizer.encode_chat(conversation), images
-        text = request.text or ""
-        if request.raw_prompt:
-            return self._tokenizer.encode_raw(text), request.images
-        return self._tokenizer.encode_chat(user_turn(text, len(request.images))), request.images
+            return parse_messages(request.messages, request.images, request.videos)
+        turn = user_turn(request.text or "", len(request.images), len(request.videos))
+        return turn, request.images, request.videos
 
-    def _check_image_count(self, count: int) -> None:
-        limit = self._settings.max_images_per_request
-        if count > limit:
+    def _check_text(self, conversation: Conversation) -> None:
+        """Before it is tokenised, in the one thread that takes requests in."""
+        size, limit = text_bytes(conversation), self._settings.max_text_bytes
+        if size > limit:
             raise InvalidRequestError(
-                f"the request has {count} images, all turns counted; the limit is {limit} ('max_images_per_request')"
+                f"the request has {size} bytes of text; at most {limit} are taken ('max_text_bytes'): shorten it"
             )
 
-    def _probe(self, payloads: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
-        files, counts = [], []
-        for index, payload in enumerate(payloads):
-            try:
-                file = raw_bytes(payload)
-                header = probe(file, self._limits)
-                counts.append(self._processing.token_count(header.width, header.height))
-            except InvalidRequestError as error:
-                raise InvalidRequestError(f"image[{index}]: {error}") from error
-            files.append(file)
-        return files, counts
+    def _encode(self, request: GenerationRequest, conversation: Conversation, plans: Sequence[VideoPlan]) -> list[int]:
+        texts = tuple(plan.text for plan in plans)
+        videos = VideoTexts(self._media.videos.placeholder, texts) if plans else None
+        if request.raw_prompt:
+            return self._tokenizer.encode_raw(request.text or "", videos)
+        return self._tokenizer.encode_chat(conversation, videos)
 
     def _settle_length(self, request: GenerationRequest, prompt: Prompt) -> GenerationRequest:
-        limit, images = self.max_context_length, sum(prompt.image_tokens)
+        limit = self.max_context_length
+        media = len(prompt.image_rows)
         room = limit - prompt.length
         wanted = request.sampling.max_tokens
-        sizes = f"the prompt has {prompt.length} tokens ({prompt.length - images} of text, {images} of images)"
+        sizes = f"the prompt has {prompt.length} tokens ({prompt.length - media} of text, {media} of images)"
         if room < 1:
             raise InvalidRequestError(
-                f"{sizes}; the context length is {limit}: shorten the text, or send fewer or smaller images"
+                f"{sizes}; the context length is {limit}: shorten the text, or send fewer or smaller images or videos"
             )
         if wanted is not None and wanted > room:
             raise InvalidRequestError(f"{sizes}; with max_tokens {wanted} it exceeds the context length {limit}")

@@ -22,7 +22,7 @@ from deepstack_serving.engine.ports import ReplyPort, StagePort
 from deepstack_serving.engine.request import parse_request
 from deepstack_serving.engine.sampling_parameters import SamplingParameters
 from deepstack_serving.engine.sequence import Sequence as Running
-from deepstack_serving.errors import CheckpointError, DeepstackError
+from deepstack_serving.errors import CancelledError, CheckpointError, DeepstackError
 from deepstack_serving.injection import plan_stages
 from deepstack_serving.prompt.tokenizer import PromptTokenizer
 from deepstack_serving.settings import Settings
@@ -34,12 +34,12 @@ class Orchestrator:
     """Validates and enqueues in the caller's thread; the engine and the output worker have a thread each."""
 
     def __init__(self, settings: Settings, port: StagePort, stage_names: Sequence[str]) -> None:
-        checkpoint = open_checkpoint(settings.checkpoint, settings.dtype)
+        checkpoint = open_checkpoint(settings.checkpoint, settings.dtype, merge_adapter=settings.merge_adapter)
         plans = plan_stages(
             checkpoint.layer_count, len(stage_names), settings.split_points, checkpoint.deepstack_layers
         )
         defaults = GenerationDefaults(checkpoint)
-        tokenizer = PromptTokenizer(checkpoint.folder, checkpoint.family.image_token_id(checkpoint.config))
+        tokenizer = PromptTokenizer(checkpoint.folder, checkpoint.family.placeholder_ids(checkpoint.config))
         pipeline = StagePipeline(port, checkpoint.contract, stage_names, plans)
         inbox = Inbox()
         # A tokenizer of its own: encoding switches flags that must not change under the decoding thread.
@@ -68,14 +68,21 @@ class Orchestrator:
 
     def submit(self, inputs: Mapping[str, list[Any]], parameters: Mapping[str, Any], reply: ReplyPort) -> None:
         """Validate and enqueue one request; what is wrong with it goes to its reply, as the only response."""
+        deadline_s = time.monotonic() + self._settings.request_timeout_s
         try:
-            request = parse_request(inputs, parameters, self._defaults)
+            if reply.is_cancelled():  # a client that left while others were taken in costs nothing more
+                raise CancelledError("the request was cancelled by its client")
+            request = parse_request(inputs, self._without_headers(parameters), self._defaults)
             prompt, request, files = self._intake.prepare(request)
         except DeepstackError as error:
             reply.fail(error)
             return
-        deadline_s = time.monotonic() + self._settings.request_timeout_s
         self.engine.submit(Running(request, prompt, files, reply, deadline_s))
+
+    def _without_headers(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """Triton adds the headers that it forwards to the parameters that a client sent."""
+        headers = self._settings.forwarded_headers
+        return {name: value for name, value in parameters.items() if name.lower() not in headers}
 
     def close(self) -> None:
         """End both threads; requests that are still open fail."""

@@ -17,6 +17,9 @@ from deepstack_serving.engine.text_stream import TextStream
 from deepstack_serving.errors import CancelledError, DeepstackError, UnavailableError
 
 POLL_INTERVAL_S = 0.02
+ENDED = UnavailableError(
+    "this model is shutting down, or it has failed and must be loaded again; the server's log says which"
+)
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ class OutputWorker:
         while not self._events.empty():
             left |= {event.sequence for event in self._events.get() or ()}
         for sequence in left:
-            sequence.reply.fail(UnavailableError("the server is shutting down"))
+            sequence.reply.fail(ENDED)
 
     def _next(self) -> Sequence[Event] | None:
         try:

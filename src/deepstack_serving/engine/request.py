@@ -8,6 +8,7 @@ from typing import Any
 
 from deepstack_serving.engine.sampling_parameters import SamplingParameters, parse_sampling
 from deepstack_serving.errors import InvalidRequestError
+from deepstack_serving.media import FPS, FRAME_COUNT, VideoSampling
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class OutputOptions:
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """`text` None means that `messages` was sent; `images` are the elements of the input, undecoded."""
+    """`text` None means that `messages` was sent; `images` and `videos` are the elements of the inputs, undecoded."""
 
     text: str | None
     messages: str | None
@@ -33,6 +34,8 @@ class GenerationRequest:
     raw_prompt: bool
     sampling: SamplingParameters
     output: OutputOptions = field(default_factory=OutputOptions)
+    videos: tuple[bytes, ...] = ()
+    video_sampling: VideoSampling = VideoSampling()
 
 
 def parse_request(
@@ -52,7 +55,8 @@ def parse_request(
     output = _output_options(inputs, sampling)
     if output.echo_input and text is None:
         raise InvalidRequestError("'exclude_input_in_output' = false goes with 'text_input', not with 'messages'")
-    return GenerationRequest(text, messages, tuple(inputs.get("image", ())), raw_prompt, sampling, output)
+    images, videos = (tuple(inputs.get(name, ())) for name in ("image", "video"))
+    return GenerationRequest(text, messages, images, raw_prompt, sampling, output, videos, _video_sampling(inputs))
 
 
 def _output_options(inputs: Mapping[str, list[Any]], sampling: SamplingParameters) -> OutputOptions:
@@ -63,6 +67,20 @@ def _output_options(inputs: Mapping[str, list[Any]], sampling: SamplingParameter
     wanted = {name: _flag(inputs, f"return_{name}") for name in names}
     wanted["logprobs"] = wanted["logprobs"] or sampling.logprobs > 0
     return OutputOptions(stream, echo, **wanted)
+
+
+def _video_sampling(inputs: Mapping[str, list[Any]]) -> VideoSampling:
+    rules = {"video_fps": FPS, "video_num_frames": FRAME_COUNT}
+    values: dict[str, Any] = {}
+    for name, rule in rules.items():
+        value = _single(inputs, name)
+        try:
+            values[name] = None if value is None else rule.parse(value)
+        except ValueError as error:
+            raise InvalidRequestError(f"the input {name!r} is {value!r}; allowed: {rule.allowed}") from error
+    if None not in values.values():
+        raise InvalidRequestError("'video_fps' and 'video_num_frames' exclude each other; send one of them")
+    return VideoSampling(values["video_fps"], values["video_num_frames"])
 
 
 def _single(inputs: Mapping[str, list[Any]], name: str) -> Any:

@@ -1,4 +1,7 @@
-"""Parse `sampling_parameters`: a JSON object, or request parameters of the same names. Unknown names are refused."""
+"""Parse `sampling_parameters`: a JSON object, or else request parameters of the same names.
+
+Unknown names are refused in both, and so are request parameters beside the JSON: none is silently left out.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from deepstack_serving.errors import InvalidRequestError
+from deepstack_serving.errors import InvalidRequestError, shown
 from deepstack_serving.rules import Rule, boolean, integer, number
 
 MAX_LOGPROBS = 20
@@ -62,9 +65,14 @@ _RULES: dict[str, Rule] = {
 
 
 def parse_sampling(text: str | None, parameters: Mapping[str, Any], defaults: SamplingParameters) -> SamplingParameters:
-    """The JSON text when there is one, else the request parameters, over the checkpoint's defaults."""
-    values = _object(text) if text is not None else parameters
-    parsed = {key: _parse(key, value) for key, value in values.items() if value is not None}
+    """The JSON text or the request parameters, over the checkpoint's defaults. Raises InvalidRequestError."""
+    for name in parameters:
+        _rule("request parameter", name)
+    if text is not None and parameters:
+        names = ", ".join(map(repr, sorted(parameters)))
+        raise InvalidRequestError(f"the request parameters {names} came beside 'sampling_parameters': put all into one")
+    values = parameters if text is None else _object(text)
+    parsed = {name: _parse(name, value) for name, value in values.items() if value is not None}
     parsed.pop("n", None)
     if "seed" not in parsed:
         parsed["seed"] = secrets.randbits(63)
@@ -81,11 +89,16 @@ def _object(text: str) -> dict[str, Any]:
     return values
 
 
-def _parse(key: str, value: Any) -> Any:
-    rule = _RULES.get(key)
+def _rule(kind: str, name: str) -> Rule:
+    rule = _RULES.get(name)
     if rule is None:
-        raise InvalidRequestError(f"unknown sampling parameter {key!r}; known: {', '.join(sorted(_RULES))}")
+        raise InvalidRequestError(f"unknown {kind} {shown(name)}; known: {', '.join(sorted(_RULES))}")
+    return rule
+
+
+def _parse(name: str, value: Any) -> Any:
+    rule = _rule("sampling parameter", name)
     try:
         return rule.parse(value)
     except (ValueError, OverflowError) as error:
-        raise InvalidRequestError(f"sampling parameter {key!r} is {value!r}; allowed: {rule.allowed}") from error
+        raise InvalidRequestError(f"sampling parameter {name!r} is {shown(value)}; allowed: {rule.allowed}") from error

@@ -87,10 +87,15 @@ class Scheduler:
         return work
 
     def finish(self, sequence: Sequence) -> None:
-        """Take a sequence out, wherever it is, and free its blocks. Doing it twice is the same as once."""
+        """Take a sequence out, wherever it is, and free its blocks. Doing it twice is the same as once.
+
+        One that was never added is marked only.
+        """
         if sequence.status is Status.FINISHED:
             return
-        (self.waiting if sequence.status is Status.WAITING else self.running).remove(sequence)
+        for queue in (self.waiting, self.running):
+            if sequence in queue:
+                queue.remove(sequence)
         sequence.status = Status.FINISHED
         sequence.features = None
         self.allocator.release(sequence.blocks)

@@ -12,11 +12,12 @@ import numpy.typing as npt
 from deepstack_serving.engine.ports import Handle, ReplyPort
 from deepstack_serving.engine.request import GenerationRequest
 from deepstack_serving.families.base import Positions
+from deepstack_serving.media import MediaFiles
 from deepstack_serving.prompt.placeholders import Prompt
 
 
 class Status(Enum):
-    """WAITING for blocks, ENCODING its images, RUNNING (prefill, then decode), FINISHED."""
+    """WAITING for blocks, ENCODING its images and videos, RUNNING (prefill, then decode), FINISHED."""
 
     WAITING = auto()
     ENCODING = auto()
@@ -26,7 +27,7 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class Features:
-    """A request's encoded images: named tensors of the same number of rows, and the rotary positions they give."""
+    """Encoded images and videos of a request: named tensors of the same number of rows, and their rotary positions."""
 
     tensors: Mapping[str, Handle]
     rows: int
@@ -39,7 +40,7 @@ class Sequence:
 
     request: GenerationRequest
     prompt: Prompt
-    files: tuple[bytes, ...]
+    files: MediaFiles
     reply: ReplyPort
     deadline_s: float
     status: Status = Status.WAITING
