@@ -17,7 +17,14 @@ from deepstack_serving.checkpoint import Checkpoint, open_checkpoint
 from deepstack_serving.settings import Settings, load_settings
 from deepstack_serving.stages.media_call import media_files
 from deepstack_serving.stages.place import StagePlace, stage_names
-from deepstack_serving.wire import language_interface, vision_interface
+from deepstack_serving.wire import (
+    ORCHESTRATOR,
+    ORCHESTRATOR_INTERFACE,
+    VISION_ENCODER,
+    check_declared,
+    language_interface,
+    vision_interface,
+)
 
 METRICS_INTERVAL_S = 0.2
 METRICS = {
@@ -41,11 +48,13 @@ class VisionModel:
     def declare(config: Any) -> Any:
         return bridge.declare(config, vision_interface(_checkpoint(load_settings()).contract))
 
-    def __init__(self) -> None:
+    def __init__(self, model_config: str) -> None:
         from deepstack_serving.stages.vision import VisionStage
 
         settings = load_settings()
-        self._stage = VisionStage(settings, _checkpoint(settings))
+        checkpoint = _checkpoint(settings)
+        check_declared(VISION_ENCODER, bridge.declared(model_config), vision_interface(checkpoint.contract))
+        self._stage = VisionStage(settings, checkpoint)
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         return bridge.answer(requests, self._run)
@@ -73,7 +82,10 @@ class LanguageModel:
 
         settings, place = load_settings(), StagePlace.parse(bridge.parameters_of(model_config))
         checkpoint = _checkpoint(settings)
-        self._stage = LanguageStage(settings, checkpoint, place.plans(settings, checkpoint), place.names, place.index)
+        plans = place.plans(settings, checkpoint)
+        interface = language_interface(checkpoint.contract, plans[place.index])
+        check_declared(place.names[place.index], bridge.declared(model_config), interface)
+        self._stage = LanguageStage(settings, checkpoint, plans, place.names, place.index)
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         return bridge.answer(requests, self._stage.run)
@@ -85,6 +97,7 @@ class OrchestratorModel:
     def __init__(self, model_config: str) -> None:
         from deepstack_serving.engine.orchestrator import Orchestrator
 
+        check_declared(ORCHESTRATOR, bridge.declared(model_config), ORCHESTRATOR_INTERFACE)
         names = stage_names(bridge.parameters_of(model_config))
         self._orchestrator = Orchestrator(load_settings(), bridge.TritonStagePort(), names)
         self._gauges = bridge.Gauges(METRICS, COUNTERS)

@@ -58,7 +58,7 @@ _INITIALIZE = """\
     def initialize(self, args: dict[str, str]) -> None:
         from deepstack_serving.adapters import {adapter}
 
-        self._model = {adapter}({arguments})
+        self._model = {adapter}(args["model_config"])
 """
 _IS_READY = """
     def is_ready(self) -> bool:
@@ -122,19 +122,19 @@ def _write(folder: Path, config: str, model: str) -> None:
 
 
 def _vision_model() -> str:
-    initialize = _INITIALIZE.format(adapter="VisionModel", arguments="")
+    initialize = _INITIALIZE.format(adapter="VisionModel")
     methods = _COMPLETE.format(adapter="VisionModel") + initialize + _EXECUTE + _FINALIZE
     return _MODEL.format(title="The vision encoder", kind="", module="stages.vision", reason=_TWICE, methods=methods)
 
 
 def _language_model() -> str:
-    initialize = _INITIALIZE.format(adapter="LanguageModel", arguments='args["model_config"]')
+    initialize = _INITIALIZE.format(adapter="LanguageModel")
     methods = _COMPLETE.format(adapter="LanguageModel") + initialize + _EXECUTE
     return _MODEL.format(title="A language stage", kind="", module="stages.language", reason=_TWICE, methods=methods)
 
 
 def _orchestrator_model() -> str:
-    initialize = _INITIALIZE.format(adapter="OrchestratorModel", arguments='args["model_config"]')
+    initialize = _INITIALIZE.format(adapter="OrchestratorModel")
     methods = initialize + _IS_READY + _EXECUTE_DECOUPLED + _FINALIZE
     return _MODEL.format(title="The orchestrator", kind="decoupled ", module="engine", reason=_CHEAP, methods=methods)
 

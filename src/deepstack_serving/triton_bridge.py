@@ -56,6 +56,18 @@ def parameters_of(model_config: str) -> dict[str, str]:
     return {name: value["string_value"] for name, value in json.loads(model_config).get("parameters", {}).items()}
 
 
+def declared(model_config: str) -> ModelInterface:
+    """The tensors of a model's completed configuration, from the JSON that Triton passes."""
+    config = json.loads(model_config)
+    inputs, outputs = (tuple(map(_declared_spec, config.get(kind, ()))) for kind in ("input", "output"))
+    return ModelInterface(inputs, outputs)
+
+
+def _declared_spec(tensor: Mapping[str, Any]) -> TensorSpec:
+    dtype = str(tensor["data_type"]).removeprefix("TYPE_").replace("STRING", "BYTES")
+    return TensorSpec(tensor["name"], dtype, tuple(map(int, tensor["dims"])), bool(tensor.get("optional")))
+
+
 def answer(requests: Sequence[Any], run: Run) -> list[Any]:
     """Run each request of a stage and answer it; one that fails gets its error, the others their results."""
     return [_answer(request, run) for request in requests]
@@ -197,7 +209,7 @@ class Gauges:
         self._values: dict[str, float] = {}
 
     def set(self, values: Mapping[str, float]) -> None:
-        """Set gauges, raise counters to the totals given. What is as it was costs no call: one holds up this process."""
+        """Set gauges, raise counters to the totals given. What is as it was costs no call: one holds up all threads."""
         for name, value in values.items():
             before = self._values.get(name, 0.0)
             if value == before:

@@ -7,7 +7,7 @@ calls from the same names. `-1` in a shape is a free dimension. The orchestrator
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from deepstack_serving.errors import WireError
@@ -25,6 +25,9 @@ class TensorSpec:
     dtype: str
     shape: tuple[int, ...]
     optional: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.dtype}{list(self.shape)}{' optional' if self.optional else ''}"
 
 
 @dataclass(frozen=True)
@@ -169,6 +172,21 @@ def language_interface(contract: FeatureContract, plan: StagePlan) -> ModelInter
         return ModelInterface(inputs, (hidden_states(contract), *deepstack(contract, plan.forwarded), STAGE_INFO))
     outputs = (NEXT_IDS, LOGPROBS, TOP_IDS, TOP_LOGPROBS, STAGE_INFO)
     return ModelInterface((*inputs, SAMPLE_ROWS, FORCED_IDS, TOP_COUNT, *SAMPLING), outputs)
+
+
+def check_declared(model: str, declared: ModelInterface, interface: ModelInterface) -> None:
+    """Raises WireError when a model's configuration declares a tensor that it does not have, or lacks one that it has.
+
+    Triton only ever adds to what a config.pbtxt declares, so a tensor too many there stays.
+    """
+    outputs = tuple(replace(spec, optional=False) for spec in interface.outputs)  # Triton has no optional outputs
+    for kind, found, wanted in (("input", declared.inputs, interface.inputs), ("output", declared.outputs, outputs)):
+        wrong = [spec for spec in found if spec not in wanted] or [spec for spec in wanted if spec not in found]
+        if wrong:
+            raise WireError(
+                f"{model} declares {'no' if wrong[0] in wanted else 'the'} {kind} {wrong[0]}, but with this checkpoint "
+                f"and split its {kind}s are {', '.join(map(str, wanted))}: mend its config.pbtxt"
+            )
 
 
 def check_tensors(specs: Sequence[TensorSpec], tensors: Mapping[str, _TensorLike], dtypes: Mapping[str, str]) -> None:

@@ -17,7 +17,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         from deepstack_serving.adapters import VisionModel
 
-        self._model = VisionModel()
+        self._model = VisionModel(args["model_config"])
 
     def execute(self, requests: list[Any]) -> list[Any]:
         return self._model.execute(requests)
