@@ -3,10 +3,16 @@ PYTHON ?= python3
 VENV ?= .venv
 # On a machine with a GPU set TORCH to the build that fits it; the default is what the tests run with, on the CPU.
 TORCH ?= torch==2.13.0
-CHECKPOINT ?= demo/checkpoints/qwen3_vl_digits
+# FAMILY names one of the demo checkpoints; CHECKPOINT may be any folder.
+FAMILY ?=
+DEMO_qwen := demo/checkpoints/qwen3_vl_digits
+DEMO_granite := demo/checkpoints/granite4_vision_digits
+UNKNOWN_FAMILY = $(error FAMILY=$(FAMILY) is not known; known are qwen, granite)
+CHECKPOINT ?= $(if $(FAMILY),$(or $(DEMO_$(FAMILY)),$(UNKNOWN_FAMILY)),$(or $(DEEPSTACK_CHECKPOINT),$(DEMO_qwen)))
 TOOL ?= perf_analyzer
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+PERF_ANALYZER := build/bench/perf_analyzer
 DEMO_ENVIRONMENT := DEEPSTACK_CHECKPOINT=$(CHECKPOINT)
 
 .DEFAULT_GOAL := help
@@ -21,14 +27,18 @@ $(INSTALLED): pyproject.toml client/pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV); the first time takes some minutes"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ./client -e '.[embedded,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ./client -e '.[embedded,video,dev]'
 	@touch $@
 
 demo: $(INSTALLED)  ## Start the embedded server, ask the demo checkpoint about a picture, stop
 	$(BIN)/python -m demo.run --checkpoint $(CHECKPOINT)
 
-serve: $(INSTALLED)  ## Serve CHECKPOINT until Ctrl-C, and print commands to try
-	$(DEMO_ENVIRONMENT) $(BIN)/deepstack serve --example-image demo/pictures/example_1.png --example-question "What is the number?"
+$(PERF_ANALYZER): | $(INSTALLED)
+	@echo "fetching perf_analyzer, once"
+	@timeout 120 $(BIN)/python -m bench.tools 2>/dev/null || echo "not to be had here: serving without it (make perf says why)"
+
+serve: $(INSTALLED) $(PERF_ANALYZER)  ## Serve CHECKPOINT until Ctrl-C, and print commands to try
+	$(DEMO_ENVIRONMENT) $(BIN)/deepstack serve --example-image demo/pictures/example_1.png --example-question "What is the number?" --perf-analyzer $(PERF_ANALYZER)
 
 test: $(INSTALLED)  ## Run the CPU test suite
 	$(BIN)/python -m pytest
@@ -47,7 +57,7 @@ format: $(INSTALLED)  ## Format the code
 evaluate: $(INSTALLED)  ## Score the demo checkpoint on held-out digits through the running server
 	$(BIN)/python -m bench.evaluate --checkpoint $(CHECKPOINT)
 
-bench: $(INSTALLED)  ## Measure this server beside transformers' generate; results go to bench/results
+bench: $(INSTALLED)  ## Measure this server beside transformers' generate; results go to build/bench/results
 	$(BIN)/python -m bench.cpu
 
 perf: $(INSTALLED)  ## Load-test with TOOL=perf_analyzer or TOOL=aiperf

@@ -18,8 +18,8 @@ from bench.comparison import Plan, compare
 from bench.failures import BenchError
 from bench.figures import markdown_table
 from bench.machine import command_line, describe
-from bench.options import counts, variable
-from bench.serving import CACHE, DEMO_CHECKPOINT, RESULTS, say
+from bench.options import add_output, counts, variable
+from bench.serving import CACHE, DEMO_CHECKPOINT, say
 from deepstack_serving.errors import DeepstackError
 
 _ARMS = ("demo", "random")
@@ -106,7 +106,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=128, metavar="N", help="tokens of each answer")
     parser.add_argument("--variable", type=variable, action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--cache", type=Path, default=CACHE, metavar="DIR", help="where the random checkpoint is kept")
-    parser.add_argument("--output", type=Path, default=RESULTS, metavar="DIR")
+    add_output(parser)
     return parser.parse_args()
 
 

@@ -1,6 +1,6 @@
 """`make evaluate`: score the demo checkpoint on held-out digits through the running server, with a zeroed control.
 
-    python -m bench.evaluate [--checkpoint DIR] [--pictures N]
+    python -m bench.evaluate [--checkpoint DIR] [--pictures N] [--output DIR]
 
 Every case goes over gRPC, many at a time. The control serves a copy of the checkpoint whose deepstack features are zero
 (demo/control.py): what is lost there is what the features carry.
@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.machine import command_line, describe
-from bench.serving import DEMO_CHECKPOINT, RESULTS, embedded_server, say
+from bench.options import add_output
+from bench.serving import DEMO_CHECKPOINT, embedded_server, say
 from deepstack_client import AsyncClient
 from demo.control import zeroed_copy
 from demo.evaluate import MAX_NEW_TOKENS, Case, held_out_cases, score
@@ -27,11 +28,8 @@ CONCURRENCY = 32
 
 
 def main() -> None:
-    """Print the scores and write them to bench/results."""
-    parser = argparse.ArgumentParser(description="Score the demo checkpoint through the running server")
-    parser.add_argument("--checkpoint", type=Path, default=DEMO_CHECKPOINT)
-    parser.add_argument("--pictures", type=int, default=500)
-    arguments = parser.parse_args()
+    """Print the scores and write them to a file."""
+    arguments = _parse()
     cases = list(held_out_cases(arguments.pictures))
     figures: dict[str, Any] = {"pictures": arguments.pictures, "cases": len(cases)}
     figures["served"] = _served_score(arguments.checkpoint, cases)
@@ -41,7 +39,16 @@ def main() -> None:
     figures["machine"] = describe(command_line("bench.evaluate"))
     print(json.dumps(figures, indent=2))
     name = f"{datetime.date.today()}-evaluation-{arguments.checkpoint.name}.json"
-    (RESULTS / name).write_text(json.dumps(figures, indent=2) + "\n")
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    (arguments.output / name).write_text(json.dumps(figures, indent=2) + "\n")
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Score the demo checkpoint through the running server")
+    parser.add_argument("--checkpoint", type=Path, default=DEMO_CHECKPOINT)
+    parser.add_argument("--pictures", type=int, default=500)
+    add_output(parser)
+    return parser.parse_args()
 
 
 def _served_score(checkpoint: Path, cases: Sequence[Case]) -> dict[str, float]:

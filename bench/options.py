@@ -1,8 +1,11 @@
-"""Command-line values that both benchmarks take."""
+"""Command-line values that several benchmarks take."""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+
+from bench.serving import RESULTS
 
 
 def counts(text: str) -> tuple[int, ...]:
@@ -19,3 +22,9 @@ def variable(text: str) -> tuple[str, str]:
     if not (name and equals):
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
     return name, value
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """`--output`: what git ignores, unless the results are to be kept."""
+    text = "where the results go (%(default)s); bench/results is the folder of those that are kept in git"
+    parser.add_argument("--output", type=Path, default=RESULTS, metavar="DIR", help=text)

@@ -19,7 +19,7 @@ from bench import aiperf, perf_analyzer, tools
 from bench.failures import BenchError
 from bench.figures import markdown_table
 from bench.machine import command_line, describe
-from bench.options import counts, variable
+from bench.options import add_output, counts, variable
 from bench.perf_inputs import (
     MAX_TOKENS,
     encoder_requests,
@@ -27,7 +27,7 @@ from bench.perf_inputs import (
     write_requests,
     write_template,
 )
-from bench.serving import CACHE, DEMO_CHECKPOINT, RESULTS, Addresses, addresses_of, embedded_server, say
+from bench.serving import CACHE, DEMO_CHECKPOINT, Addresses, addresses_of, embedded_server, say
 from deepstack_serving.errors import DeepstackError
 
 TOOLS = ("perf_analyzer", "aiperf")
@@ -57,7 +57,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=48, metavar="N", help="per level, at least 3 per client")
     parser.add_argument("--variable", type=variable, action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--cache", type=Path, default=CACHE, metavar="DIR", help="where the tools are kept")
-    parser.add_argument("--output", type=Path, default=RESULTS, metavar="DIR")
+    add_output(parser)
     arguments = parser.parse_args()
     if bool(arguments.address) != bool(arguments.http_address):
         parser.error("--address and --http-address name the same server: give both")

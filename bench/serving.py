@@ -17,7 +17,7 @@ from deepstack_serving.repository import model_names
 PROJECT = Path(__file__).parents[1]
 MODELS = model_names()
 CACHE = PROJECT / "build" / "bench"
-RESULTS = PROJECT / "bench" / "results"
+RESULTS = CACHE / "results"
 DEMO_CHECKPOINT = PROJECT / "demo" / "checkpoints" / "qwen3_vl_digits"
 _START_LIMIT_S = 600.0
 _CALL_LIMIT_S = 30.0

@@ -1,10 +1,14 @@
-"""Fetches the load generators into the cache folder, without touching the environment that the server runs in."""
+"""Fetches the load generators into the cache folder, without touching the environment that the server runs in.
+
+`python -m bench.tools` fetches perf_analyzer alone; `build/bench/perf_analyzer` then starts it.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.failures import BenchError
-from bench.serving import say
+from bench.serving import CACHE, say
 from deepstack_serving.embedded.layout import find_wheel
 
 PERF_ANALYZER_VERSION = "2.48.0"
@@ -23,6 +27,11 @@ AIPERF_VERSION = "0.13.0"
 _BASE64_LIBRARY = "libb64.so.0d"
 _BASE64_PACKAGE = "libb64-0d"
 _CUDA_LIBRARY = "libcudart.so.12"
+_WRAPPER = """#!/bin/sh
+folder=$(dirname "$(readlink -f "$0")")
+export LD_LIBRARY_PATH="$folder"/{libraries}"${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"
+exec "$folder"/{program} "$@"
+"""
 
 
 @dataclass(frozen=True)
@@ -50,8 +59,17 @@ def perf_analyzer(cache: Path) -> Tool:
         _download_base64_library(libraries)
     if not (libraries / _CUDA_LIBRARY).exists() and not _loads(_CUDA_LIBRARY):
         _link_cuda_library(libraries)
-    path = os.pathsep.join(filter(None, (str(libraries), os.environ.get("LD_LIBRARY_PATH"))))
-    return Tool(program, {"LD_LIBRARY_PATH": path})
+    return Tool(write_wrapper(cache / program.name, program, libraries), {})
+
+
+def write_wrapper(wrapper: Path, program: Path, libraries: Path) -> Path:
+    """A script that starts the program with its libraries, from any working folder; both lie beneath its own."""
+    inside = [shlex.quote(str(path.relative_to(wrapper.parent))) for path in (libraries, program)]
+    partial = wrapper.with_suffix(".partial")
+    partial.write_text(_WRAPPER.format(libraries=inside[0], program=inside[1]))
+    partial.chmod(0o755)
+    partial.replace(wrapper)
+    return wrapper
 
 
 def aiperf(cache: Path) -> Tool:
@@ -139,3 +157,17 @@ def _loads(library: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def main() -> int:
+    """Exit code 1 with the reason on standard error when it is not to be had."""
+    try:
+        perf_analyzer(CACHE)
+    except BenchError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -33,7 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("adapters",),
 )
 RANK = {group: rank for rank, layer in enumerate(LAYERS) for group in layer}
-BESIDE = {"serve", "embedded", "repository", "repository_command", "command_line", "planning"}
+BESIDE = {"serve", "example_commands", "embedded", "repository", "repository_command", "command_line", "planning"}
 BESIDE_MAY_IMPORT = {*BESIDE, "settings", "wire", "errors"}
 PLANNING_MAY_IMPORT = {*BESIDE_MAY_IMPORT, "injection", "kv_pool", "checkpoint", "stages"}
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from deepstack_serving import serve
+from deepstack_serving.example_commands import commands_to_paste, request_body_command
 from deepstack_serving.repository import TWO_STAGES, model_names, stage_names
 from deepstack_serving.wire import ORCHESTRATOR
 
@@ -41,6 +42,7 @@ class TritonPythonModel:
 COMMAND = """
 import argparse, sys
 from deepstack_serving import serve
+from deepstack_serving.example_commands import commands_to_paste, request_body_command
 parser = argparse.ArgumentParser()
 serve.register(parser.add_subparsers())
 arguments = parser.parse_args()
@@ -153,7 +155,7 @@ def test_chat_command_is_printed_as_it_can_be_called(
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program.with_name("python")))
     monkeypatch.setenv("PATH", str(program.parent) if is_on_path else "")
-    printed = serve.commands_to_paste("h:1", "h:2", "p.png", "q", None)
+    printed = commands_to_paste("h:1", "h:2", "p.png", "q", "")
     assert shlex.split(printed)[0] == ("deepstack" if is_on_path else str(program))
 
 
@@ -164,7 +166,7 @@ def test_streams_are_asked_for_and_load_comes_with_its_picture(tmp_path: Path) -
     generator = tmp_path / "perf analyzer"
     generator.write_text('#!/bin/sh\nwhile [ "$1" != --input-data ]; do shift; done\ncat "$2"\n')
     generator.chmod(0o755)
-    commands = serve.commands_to_paste("h:1", "h:2", str(picture), 'what\'s ""?', generator).split("\n\n")
+    commands = commands_to_paste("h:1", "h:2", str(picture), 'what\'s ""?', str(generator)).split("\n\n")
     whole, stream, load = (json.loads(shell(f"curl() {{ cat; }}; {command}")) for command in commands[1:])
     assert [body.get("stream", False) for body in (whole, stream)] == [False, True]
     (request,) = load["data"]
@@ -173,7 +175,7 @@ def test_streams_are_asked_for_and_load_comes_with_its_picture(tmp_path: Path) -
 
 
 def test_load_generator_that_is_not_there_is_not_printed(tmp_path: Path) -> None:
-    assert "concurrency" not in serve.commands_to_paste("h:1", "h:2", "p.png", "q", tmp_path / "absent")
+    assert "concurrency" not in commands_to_paste("h:1", "h:2", "p.png", "q", str(tmp_path / "absent"))
 
 
 def shell(command: str) -> bytes:
@@ -183,6 +185,6 @@ def shell(command: str) -> bytes:
 def test_printed_request_is_the_json_of_picture_and_question(tmp_path: Path) -> None:
     picture, question = tmp_path / "my picture's.png", 'What\'s "it"? 100 % \\ sure <image>'
     picture.write_bytes(bytes(range(256)) * 1000)
-    body = json.loads(shell(serve.request_body_command(str(picture), question)))
+    body = json.loads(shell(request_body_command(str(picture), question)))
     assert base64.b64decode(body["image"][0]) == picture.read_bytes()
     assert (body["text_input"], json.loads(body["sampling_parameters"])) == (question, {"max_tokens": 64})

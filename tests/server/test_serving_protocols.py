@@ -94,11 +94,6 @@ def test_request_parameters_serve_without_sampling_parameters(server: EmbeddedSe
     assert generate(server, {"text_input": "hello", **parameters})["text_output"] == expected
 
 
-def test_sampling_parameters_are_preferred_to_request_parameters(server: EmbeddedServer) -> None:
-    inputs = request("hello", max_tokens=3, return_num_output_tokens=True)
-    assert ask(server, inputs, {"max_tokens": 5}).outputs[0]["num_output_tokens"] == 3
-
-
 def test_numbers_may_be_texts(server: EmbeddedServer) -> None:
     as_numbers = request("hello", max_tokens=6, temperature=1.5, top_k=20, seed=7)
     as_texts = request("hello", max_tokens="6", temperature="1.5", top_k="20", seed="7")

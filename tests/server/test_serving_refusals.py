@@ -140,6 +140,36 @@ def test_unknown_request_parameter_is_named(server: EmbeddedServer) -> None:
     assert "'best_of'" in refusal(server, {"text_input": "hello"}, {"best_of": 2})
 
 
+def test_unknown_request_parameter_is_named_beside_the_json_too(server: EmbeddedServer) -> None:
+    assert "'best_of'" in refusal(server, request("hello"), {"best_of": 2})
+
+
+def test_sampling_sent_twice_is_refused(server: EmbeddedServer) -> None:
+    assert "'max_tokens' came beside 'sampling_parameters'" in refusal(server, request("hello"), {"max_tokens": 2})
+
+
+RESERVED = {
+    "id": "abc",
+    "sequence_id": 1,
+    "sequence_start": True,
+    "sequence_end": True,
+    "priority": 1,
+    "timeout": 10_000_000,
+    "binary_data_output": False,
+    "headers": "none",
+    "triton_enable_empty_final_response": True,
+}
+
+
+@pytest.mark.parametrize("name", RESERVED)
+@pytest.mark.parametrize("path", ["generate", "generate_stream"])
+def test_parameter_that_triton_defines_is_let_through(server: EmbeddedServer, name: str, path: str) -> None:
+    """On these endpoints Triton hands them on as the client's own."""
+    status, body = post(server, f"orchestrator/{path}", {"text_input": "Hello", name: RESERVED[name], "max_tokens": 2})
+    assert status == 200
+    assert "error" not in body
+
+
 def test_text_whose_length_is_a_lie_is_refused(server: EmbeddedServer) -> None:
     message = infer_message("orchestrator", {"text_input": "hello"}, {})
     message.raw_input_contents[0] = struct.pack("<I", 1 << 30) + b"hello"

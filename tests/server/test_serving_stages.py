@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,18 @@ def test_image_has_as_many_features_as_tokens(server: EmbeddedServer) -> None:
     tokens = results["image_grid_thw"].prod(1) // 4
     assert tokens[0] == 4
     assert {len(results[name]) for name in FEATURES} == {tokens.sum()}
+
+
+def test_no_image_gives_features_without_rows(server: EmbeddedServer) -> None:
+    results = infer(server, "vision_encoder", {"image": np.array([], dtype=np.object_)}, [*FEATURES, "image_grid_thw"])
+    widths = {name: encode(server, PICTURE)[name].shape[1] for name in FEATURES}
+    assert {name: results[name].shape for name in FEATURES} == {name: (0, width) for name, width in widths.items()}
+    assert results["image_grid_thw"].shape == (0, 3)
+
+
+def test_empty_element_is_named_by_its_number(server: EmbeddedServer) -> None:
+    with pytest.raises(InferenceServerException, match=re.escape("[INVALID_ARG] image[1]: the image is empty")):
+        encode(server, PICTURE, b"")
 
 
 @pytest.mark.parametrize("index", [0, 1, 2])

@@ -7,18 +7,17 @@ import os
 import re
 import shutil
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from deepstack_serving.embedded import EmbeddedServer, ServerOptions
+from deepstack_serving.embedded.launching import wait_until
 from tests.support.raw_client import PATIENCE_S, connect
 
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
 STAGES = ("vision_encoder", "language_early", "language_late")
 MODELS = (*STAGES, "orchestrator")
 READY_TIMEOUT_S = 120.0
-POLL_S = 0.02
 
 # Stopping the process itself would end the server: it gives up on a model that shows no sign of life for a second.
 GATE = """
@@ -58,12 +57,7 @@ def environment(checkpoint: Path, **settings: object) -> dict[str, str]:
 
 def eventually(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> bool:
     """Whether the condition came true before the deadline."""
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline_s:
-            return False
-        time.sleep(POLL_S)
-    return True
+    return wait_until(condition, timeout_s)
 
 
 def gauges(server: EmbeddedServer) -> dict[str, float]:

@@ -100,3 +100,21 @@ def test_an_unknown_option_is_named():
 def test_what_cannot_be_sent_is_refused(arguments, text):
     with pytest.raises(InvalidRequestError, match=text):
         build(**arguments)
+
+
+HALF_PAIR = "half a pair: \ud800"
+
+
+@pytest.mark.parametrize(
+    "prompt, options, name",
+    [
+        (HALF_PAIR, {}, "the prompt"),
+        ([{"role": "user", "content": HALF_PAIR}], {}, "messages"),
+        ("Hello", {"stop": [HALF_PAIR]}, "sampling parameters"),
+        ("Hello", {"request_id": HALF_PAIR}, "request_id"),
+    ],
+)
+@pytest.mark.parametrize("stream", [True, False])
+def test_text_that_is_not_unicode_is_refused_before_it_is_sent(prompt, options, name, stream):
+    with pytest.raises(InvalidRequestError, match=f"^{name} is not valid Unicode text"):
+        build(prompt, stream=stream, **options)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from deepstack_serving.errors import WireError
+from deepstack_serving.media import MediaFiles
 from deepstack_serving.stages.info import StageInfo
 from deepstack_serving.stages.language import LanguageStage
 from tests.support.asking import picture
@@ -40,7 +41,7 @@ def stage(port: LocalPort) -> Iterator[LanguageStage]:
 
 def good_call(port: LocalPort, image_token_id: int) -> Tensors:
     """A prompt of four image tokens between two of text, in two blocks."""
-    encoded = port.call_encoder([picture(64, 64)], FEATURES)
+    encoded = port.call_encoder(MediaFiles((picture(64, 64),)), FEATURES)
     return {
         "input_ids": torch.tensor([5, *[image_token_id] * IMAGE_TOKENS, 6]),
         "position_ids": torch.arange(6).expand(3, 6),

@@ -1,4 +1,4 @@
-"""Chat JSON: the parts that are understood, images in their order, and refusals that name message and part."""
+"""Chat JSON: parts that are understood, images and videos in their order, refusals that name message and part."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from deepstack_serving.prompt.messages import parse_messages, user_turn
 TEXT = {"type": "text", "text": "hello"}
 
 
-def parse(*parts: object, images: tuple[bytes, ...] = ()) -> tuple[Any, list[bytes]]:
-    return parse_messages(json.dumps([{"role": "user", "content": list(parts)}]), images)
+def parse(
+    *parts: object, images: tuple[bytes, ...] = (), videos: tuple[bytes, ...] = ()
+) -> tuple[Any, list[bytes], list[bytes]]:
+    return parse_messages(json.dumps([{"role": "user", "content": list(parts)}]), images, videos)
 
 
-def test_user_turn_puts_images_before_the_text() -> None:
-    assert [part["type"] for part in user_turn("hello", 2)[0]["content"]] == ["image", "image", "text"]
+def test_user_turn_puts_images_and_videos_before_the_text() -> None:
+    assert [part["type"] for part in user_turn("hello", 2, 1)[0]["content"]] == ["image", "image", "video", "text"]
 
 
 def test_plain_strings_stay_strings() -> None:
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
-    assert parse_messages(json.dumps(messages), ()) == (messages, [])
+    assert parse_messages(json.dumps(messages), ()) == (messages, [], [])
 
 
 @pytest.mark.parametrize(
@@ -36,8 +38,31 @@ def test_plain_strings_stay_strings() -> None:
     ],
 )
 def test_image_of_a_part_is_found(part: dict[str, object]) -> None:
-    conversation, images = parse(part, TEXT)
-    assert (conversation[0]["content"], images) == ([{"type": "image"}, TEXT], [b"QUJD"])
+    conversation, images, videos = parse(part, TEXT)
+    assert (conversation[0]["content"], images, videos) == ([{"type": "image"}, TEXT], [b"QUJD"], [])
+
+
+@pytest.mark.parametrize(
+    ("part", "video"),
+    [
+        ({"type": "video", "video": "QUJD"}, b"QUJD"),
+        ({"type": "video_url", "video_url": {"url": "QUJD"}}, b"QUJD"),
+        ({"type": "video", "video": ["QQ==", "Qg=="], "fps": 2}, b'{"frames": ["QQ==", "Qg=="], "fps": 2}'),
+    ],
+)
+def test_video_of_a_part_is_found(part: dict[str, object], video: bytes) -> None:
+    conversation, images, videos = parse(part, TEXT)
+    assert (conversation[0]["content"], images, videos) == ([{"type": "video"}, TEXT], [], [video])
+
+
+def test_images_and_videos_are_taken_from_their_own_inputs() -> None:
+    parts = [{"type": kind} for kind in ("video", "image", "video")]
+    assert parse(*parts, images=(b"i",), videos=(b"1", b"2"))[1:] == ([b"i"], [b"1", b"2"])
+
+
+def test_video_without_a_part_is_refused_with_both_counts() -> None:
+    with pytest.raises(InvalidRequestError, match=r"'video' holds 2 videos.* for 1\b"):
+        parse({"type": "video"}, videos=(b"1", b"2"))
 
 
 def test_bare_image_parts_take_the_inputs_images_in_order() -> None:
@@ -63,7 +88,12 @@ def test_image_without_a_part_is_refused_with_both_counts() -> None:
         ({"type": "image_url", "image_url": {"href": "x"}}, "messages[0].content[1] has no image"),
         ({"type": "text"}, "messages[0].content[1].text must be a string"),
         ({"type": "text", "text": ["x"]}, "messages[0].content[1].text must be a string"),
-        ({"type": "video"}, "messages[0].content[1] must be an object with the type text, image or image_url"),
+        ({"type": "video"}, "messages[0].content[1] has no video"),
+        ({"type": "video", "video": 5}, "messages[0].content[1] must hold the video as base64"),
+        ({"type": "video", "video": ["QQ=="]}, "messages[0].content[1].fps is missing"),
+        ({"type": "video", "video": [5], "fps": 2}, "messages[0].content[1].video must list image files"),
+        ({"type": "video", "video": "QQ==", "fps": 2}, "messages[0].content[1].fps goes with a list of frames"),
+        ({"type": "audio"}, "an object with the type text, image, image_url, video, video_url, got 'audio'"),
         ({"type": ["text"]}, "messages[0].content[1] must be an object"),
         ({}, "messages[0].content[1] must be an object"),
         ("hello", "messages[0].content[1] must be an object"),
@@ -98,3 +128,12 @@ def test_bad_message_is_refused_by_place(messages: object, text: str) -> None:
 def test_what_is_not_json_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequestError, match="not JSON"):
         parse_messages(text, ())
+
+
+@pytest.mark.parametrize(
+    "message", [{"role": "r" * 100_000, "content": "x"}, {"role": "user", "content": [{"type": "t" * 100_000}]}]
+)
+def test_refusal_repeats_little_of_what_was_sent(message: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequestError, match=r"\.\.\. \(100002 characters\)") as caught:
+        parse_messages(json.dumps([message]), ())
+    assert len(str(caught.value)) < 300

@@ -7,13 +7,25 @@ import pytest
 from deepstack_serving.errors import InvalidRequestError
 from deepstack_serving.prompt.placeholders import expand_placeholders, text_positions
 
-IMAGE = 9
+IMAGE, VIDEO = 9, 8
 
 
 def test_placeholders_are_expanded_in_order() -> None:
     prompt = expand_placeholders([1, IMAGE, 2, IMAGE, 3], IMAGE, [2, 3])
     assert prompt.input_ids.tolist() == [1, IMAGE, IMAGE, 2, IMAGE, IMAGE, IMAGE, 3]
     assert (prompt.image_rows.tolist(), prompt.image_tokens, prompt.length) == ([1, 2, 4, 5, 6], (2, 3), 8)
+
+
+def test_features_of_videos_follow_those_of_images() -> None:
+    prompt = expand_placeholders([VIDEO, 1, VIDEO, VIDEO, 2, IMAGE, 3, VIDEO], IMAGE, [2], False, VIDEO, [3, 1])
+    assert prompt.image_rows.tolist() == [0, 2, 3, 5, 6, 8]
+    assert (prompt.feature_rows.tolist(), prompt.video_tokens) == ([2, 3, 4, 0, 1, 5], (3, 1))
+
+
+@pytest.mark.parametrize("videos", [[], [1], [3]])
+def test_other_number_of_video_tokens_is_refused(videos: list[int]) -> None:
+    with pytest.raises(InvalidRequestError, match=f"has 2 video tokens, its videos take {sum(videos)}"):
+        expand_placeholders([VIDEO, 1, VIDEO], IMAGE, [], False, VIDEO, videos)
 
 
 def test_text_stays_as_it_is() -> None:

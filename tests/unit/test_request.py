@@ -21,9 +21,9 @@ def test_text_and_images_are_taken_as_they_come() -> None:
     assert (request.text, request.images, request.raw_prompt) == ("hé", (b"1", b"2"), False)
 
 
-def test_json_decides_over_request_parameters() -> None:
-    request = parse({"text_input": ["a"], "sampling_parameters": ['{"max_tokens": 3}']}, max_tokens=5)
-    assert request.sampling.max_tokens == 3
+def test_json_and_request_parameters_exclude_each_other() -> None:
+    with pytest.raises(InvalidRequestError, match="'max_tokens' came beside 'sampling_parameters'"):
+        parse({"text_input": ["a"], "sampling_parameters": ['{"max_tokens": 3}']}, max_tokens=5)
 
 
 def test_request_parameters_serve_without_json() -> None:

@@ -29,6 +29,8 @@ def parse(**values: object) -> SamplingParameters:
         ("top_k", 3, 3),
         ("top_p", 0, 0.0),
         ("min_p", "1e-2", 0.01),
+        ("min_p", ".5", 0.5),
+        ("temperature", "+1.", 1.0),
         ("seed", -(2**63), -(2**63)),
         ("seed", 2**63 - 1, 2**63 - 1),
         ("stop", "end", ("end",)),
@@ -52,6 +54,12 @@ def test_value_is_parsed(name: str, given: object, value: object) -> None:
         ("max_tokens", True),
         ("max_tokens", [5]),
         ("max_tokens", "many"),
+        ("max_tokens", "1_0"),
+        ("max_tokens", "\u0661\u0662"),
+        ("max_tokens", " 5"),
+        ("temperature", "0_1"),
+        ("temperature", "\uff11"),
+        ("temperature", "infinity"),
         ("max_tokens", 2**31),
         ("temperature", -0.1),
         ("temperature", "hot"),
@@ -93,20 +101,35 @@ def test_unknown_name_is_refused_with_the_known_ones() -> None:
         parse(temprature=1)
 
 
-def test_unknown_request_parameter_is_refused_too() -> None:
-    with pytest.raises(InvalidRequestError, match="'top_n'"):
-        parse_sampling(None, {"top_n": 1}, DEFAULTS)
-
-
 @pytest.mark.parametrize("text", ["{", "[1]", "5", "null", "[" * 100_000])
 def test_what_is_not_a_json_object_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequestError, match="'sampling_parameters'"):
         parse_sampling(text, {}, DEFAULTS)
 
 
+@pytest.mark.parametrize("text", [None, "{}", '{"seed": 1}'])
+def test_unknown_request_parameter_is_refused_with_and_without_the_json(text: str | None) -> None:
+    with pytest.raises(InvalidRequestError, match=r"unknown request parameter 'top_n'; known: .*temperature"):
+        parse_sampling(text, {"top_n": 1}, DEFAULTS)
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"temperature": 0}'])
+def test_request_parameters_beside_the_json_are_refused_by_name(text: str) -> None:
+    with pytest.raises(InvalidRequestError, match="'seed', 'temperature' came beside 'sampling_parameters'"):
+        parse_sampling(text, {"temperature": 5, "seed": 1}, DEFAULTS)
+
+
+@pytest.mark.parametrize("values", [{"k" * 100_000: 1}, {"stop": ["stop"] * 100_000}, {"seed": "1" * 100_000}])
+def test_refusal_repeats_little_of_what_was_sent(values: dict[str, object]) -> None:
+    for text, parameters in ((json.dumps(values), {}), (None, values)):
+        with pytest.raises(InvalidRequestError, match=r"\.\.\. \([0-9]{6,} characters\)") as caught:
+            parse_sampling(text, parameters, DEFAULTS)
+        assert len(str(caught.value)) < 400
+
+
 @pytest.mark.parametrize("text", ["", " ", "{}"])
 def test_empty_text_leaves_the_checkpoints_defaults(text: str) -> None:
-    parsed = parse_sampling(text, {"temperature": 5}, DEFAULTS)
+    parsed = parse_sampling(text, {}, DEFAULTS)
     assert (parsed.temperature, parsed.top_k) == (0.7, 20)
 
 

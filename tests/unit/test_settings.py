@@ -42,6 +42,7 @@ def test_settings_are_frozen(folder: Path) -> None:
         ("dtype", " bfloat16 ", "bfloat16"),
         ("block_size", "32", 32),
         ("kv_memory_fraction", "0.25", 0.25),
+        ("forwarded_headers", "X-Request-Id, traceparent", ("x-request-id", "traceparent")),
     ],
 )
 def test_value_is_parsed(folder: Path, key: str, text: str, value: object) -> None:
@@ -133,3 +134,16 @@ def test_unreadable_file_is_refused_by_name(tmp_path: Path, content: str | bytes
 def test_device_of_a_model_overrules_the_common_one(folder: Path) -> None:
     settings = parsed(folder, device="cpu", devices="vision_encoder=cuda:1")
     assert (settings.device_of("vision_encoder"), settings.device_of("language_early")) == ("cuda:1", "cpu")
+
+
+def test_devices_may_name_any_number_of_models(folder: Path) -> None:
+    settings = parsed(folder, devices="vision_encoder=cuda:0,language_0=cuda:0,language_1=cuda:1,language_2=cpu")
+    settings.check_devices(("vision_encoder", "language_0", "language_1", "language_2", "orchestrator"))
+    assert [settings.device_of(f"language_{index}") for index in range(3)] == ["cuda:0", "cuda:1", "cpu"]
+
+
+def test_device_of_a_model_that_is_not_there_is_refused(folder: Path) -> None:
+    with pytest.raises(
+        SettingsError, match=r"'devices' names language_erly, .* allowed: language_early, language_late"
+    ):
+        parsed(folder, devices="language_erly=cpu").check_devices(("language_early", "language_late"))

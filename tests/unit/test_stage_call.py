@@ -170,7 +170,7 @@ def test_sampling_tensor_of_other_rows_is_refused() -> None:
 
 
 def test_placeholders_that_are_mapped_pass() -> None:
-    check_placeholders(parse(good_call()), IMAGE)
+    check_placeholders(parse(good_call()), [IMAGE])
 
 
 @pytest.mark.parametrize(
@@ -180,17 +180,17 @@ def test_placeholders_that_are_mapped_pass() -> None:
 )
 def test_image_rows_that_are_not_the_placeholders_are_refused(ids: list[int]) -> None:
     with pytest.raises(WireError, match="'image_rows' maps 2 rows"):
-        check_placeholders(parse(good_call() | {"input_ids": torch.tensor(ids)}), IMAGE)
+        check_placeholders(parse(good_call() | {"input_ids": torch.tensor(ids)}), [IMAGE])
 
 
 def test_prompt_whose_features_are_lost_is_refused() -> None:
     tensors = good_call()
     drop("image_rows", "feature_rows", "image_embeds", "ds_0", "ds_1", "ds_2")(tensors)
     with pytest.raises(WireError, match="'image_rows' maps 0 rows, but the prompts of this call hold 2 image tokens"):
-        check_placeholders(parse(tensors), IMAGE)
+        check_placeholders(parse(tensors), [IMAGE])
 
 
 def test_placeholder_that_the_model_generated_binds_no_image() -> None:
     tensors = good_call()
     tensors["input_ids"][5] = IMAGE
-    check_placeholders(parse(tensors), IMAGE)
+    check_placeholders(parse(tensors), [IMAGE])

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from deepstack_serving.checkpoint import TRITON_DTYPES
 from deepstack_serving.errors import WireError, shown
 from deepstack_serving.injection import StagePlan
 from deepstack_serving.wire import SAMPLING, FeatureContract, ModelInterface, check_tensors, feature_inputs
@@ -17,9 +18,7 @@ from deepstack_serving.wire import SAMPLING, FeatureContract, ModelInterface, ch
 Tensors = Mapping[str, torch.Tensor]
 
 DTYPES = {
-    "FP32": torch.float32,
-    "BF16": torch.bfloat16,
-    "FP16": torch.float16,
+    **{name: dtype for dtype, name in TRITON_DTYPES.items()},
     "INT64": torch.int64,
     "INT32": torch.int32,
     "UINT8": torch.uint8,
