@@ -1,7 +1,7 @@
 """Held-out cases and how well a checkpoint answers them: `python -m demo.evaluate [FOLDER]`.
 
 `held_out_cases` is what a server is measured with too: PNG bytes, question, expected answer. The offline evaluation
-here runs transformers' `generate` greedily, once as it is and once with the deepstack features zeroed where they enter
+here runs transformers' `generate` greedily, once as it is and once with the features under test zeroed where they enter
 the language model; the second is the control that shows that reading depends on them.
 """
 
@@ -12,7 +12,7 @@ import io
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,11 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 # The one under transformers' top level asks for torchvision in some versions; this one is content with PIL.
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
-from demo.digits import load_split
+from demo.architectures import DEFAULT, architecture_of
+from demo.digits import Scans, load_split
 from demo.pictures import Truth, compose
 from demo.questions import Kind, answer, choose_question
-from demo.tokenizer import IMAGE_PART, prompt_text
 
-CHECKPOINT = Path(__file__).parent / "checkpoints" / "qwen3_vl_digits"
 EVALUATION_SEED = 90_001
 MAX_NEW_TOKENS = 40
 
@@ -46,9 +45,11 @@ class Case:
     truth: Truth
 
 
-def held_out_cases(pictures: int, kinds: Sequence[Kind] = tuple(Kind), seed: int = EVALUATION_SEED) -> Iterator[Case]:
+def held_out_cases(
+    pictures: int, kinds: Sequence[Kind] = tuple(Kind), seed: int = EVALUATION_SEED, scans: Scans | None = None
+) -> Iterator[Case]:
     """Each picture once per kind. Picture i depends on (seed, i) alone, so fewer pictures are a prefix of more."""
-    scans = load_split().held_out
+    scans = scans or load_split().held_out
     for index in range(pictures):
         random = np.random.default_rng([seed, index])
         picture, truth = compose(random, scans)
@@ -71,11 +72,12 @@ class OfflineReader:
     """Answers cases with transformers, in batches."""
 
     def __init__(self, folder: Path, device: str = "cpu", dtype: torch.dtype | str = "auto") -> None:
+        self.architecture = architecture_of(folder)
         model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype)
         self.model: Any = model.to(device).eval()
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         images: Any = AutoImageProcessor
-        self._images: Any = images.from_pretrained(folder)
+        self._images: Any = images.from_pretrained(folder, backend="pil")
 
     @torch.inference_mode()
     def answer(self, cases: Sequence[Case]) -> list[str]:
@@ -87,34 +89,18 @@ class OfflineReader:
         return texts
 
     def prepare(self, cases: Sequence[Case]) -> dict[str, torch.Tensor]:
-        """What the model's forward takes: padded tokens, their types, patches and grids."""
+        """What the model's forward takes: padded tokens, pixels and what belongs to them."""
         pictures = [Image.open(io.BytesIO(case.image_png)) for case in cases]
         pixels = self._images(images=pictures, return_tensors="pt")
-        counts = pixels["image_grid_thw"].prod(-1) // self._images.merge_size**2
+        chat = self.architecture.chat
         prompts = [
-            prompt_text(IMAGE_PART.replace("<|image_pad|>", "<|image_pad|>" * int(count)) + case.question)
-            for count, case in zip(counts, cases, strict=True)
+            chat.prompt(chat.image_part.replace(chat.image_token, chat.image_token * count) + case.question)
+            for count, case in zip(self.architecture.token_counts(pixels), cases, strict=True)
         ]
         tokens = self._tokenizer(prompts, padding=True, return_tensors="pt")
         inputs = {**pixels, "input_ids": tokens["input_ids"], "attention_mask": tokens["attention_mask"]}
-        inputs["mm_token_type_ids"] = (inputs["input_ids"] == self.model.config.image_token_id).int()
+        inputs |= self.architecture.generation_inputs(self.model, inputs["input_ids"])
         return {name: value.to(self.model.device) for name, value in inputs.items()}
-
-
-@contextmanager
-def zeroed_deepstack(model: Any) -> Iterator[None]:
-    """While this is open, every deepstack tensor that reaches the language model is zero."""
-
-    def zero(_module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        features = keywords.get("deepstack_visual_embeds")
-        zeroed = None if features is None else [torch.zeros_like(level) for level in features]
-        return arguments, {**keywords, "deepstack_visual_embeds": zeroed}
-
-    handle = model.model.language_model.register_forward_pre_hook(zero, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def answer_all(answer_batch: Callable[[Sequence[Case]], list[str]], cases: Sequence[Case], batch: int) -> list[str]:
@@ -125,9 +111,9 @@ def answer_all(answer_batch: Callable[[Sequence[Case]], list[str]], cases: Seque
     return texts
 
 
-def evaluate_folder(folder: Path, pictures: int, device: str = "cpu") -> dict[str, Any]:
-    """Figures for the stored dtype, for fp32, and for the control with zeroed deepstack (in the stored dtype)."""
-    cases = list(held_out_cases(pictures))
+def evaluate_folder(folder: Path, pictures: int, device: str = "cpu", digits: Path | None = None) -> dict[str, Any]:
+    """Figures for the stored dtype, for fp32, and for the control with zeroed features (in the stored dtype)."""
+    cases = list(held_out_cases(pictures, scans=load_split(digits).held_out))
     batch = 32 if device == "cpu" else 250
     figures: dict[str, Any] = {"pictures": pictures, "seed": EVALUATION_SEED}
     for name, dtype, zeroed in (
@@ -136,7 +122,7 @@ def evaluate_folder(folder: Path, pictures: int, device: str = "cpu") -> dict[st
         ("bfloat16_zeroed_deepstack", torch.bfloat16, True),
     ):
         reader = OfflineReader(folder, device, dtype)
-        with zeroed_deepstack(reader.model) if zeroed else nullcontext():
+        with reader.architecture.zeroed_features(reader.model) if zeroed else nullcontext():
             figures[name] = score(cases, answer_all(reader.answer, cases, batch))
         print(name, figures[name], flush=True)
     return figures
@@ -145,11 +131,14 @@ def evaluate_folder(folder: Path, pictures: int, device: str = "cpu") -> dict[st
 def main() -> None:
     """Print the figures of one checkpoint folder."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, nargs="?", default=CHECKPOINT)
+    parser.add_argument("folder", type=Path, nargs="?", default=DEFAULT.checkpoint)
     parser.add_argument("--pictures", type=int, default=500)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--digits", type=Path, help="file written by demo.digits; default: ask scikit-learn")
     arguments = parser.parse_args()
-    print(json.dumps(evaluate_folder(arguments.folder, arguments.pictures, arguments.device), indent=2))
+    print(
+        json.dumps(evaluate_folder(arguments.folder, arguments.pictures, arguments.device, arguments.digits), indent=2)
+    )
 
 
 if __name__ == "__main__":

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from demo.batches import Batch
+from demo.batches import map_tensors
 
 
 @dataclass(frozen=True)
 class _Recording:
-    staged: Batch
-    inputs: Batch
+    staged: tuple[Tensor, ...]
+    inputs: tuple[Tensor, ...]
     copied: torch.cuda.Event
     graph: torch.cuda.CUDAGraph
     losses: Tensor
@@ -28,7 +28,7 @@ class _Recording:
 class StepRunner:
     """Call it with a CPU batch: gradients are in the parameters afterwards, the losses [2] are returned."""
 
-    def __init__(self, compute: Callable[[Batch], Tensor], weights: Tensor, parameters: Sequence[Tensor]) -> None:
+    def __init__(self, compute: Callable[[Any], Tensor], weights: Tensor, parameters: Sequence[Tensor]) -> None:
         self._compute, self._weights, self._device = compute, weights, weights.device
         self._gradients = [torch.zeros_like(parameter) for parameter in parameters]
         for parameter, gradient in zip(parameters, self._gradients, strict=True):
@@ -36,7 +36,7 @@ class StepRunner:
         self._recordings: dict[tuple[torch.Size, ...], _Recording] = {}
         self._pool: Any = None
 
-    def __call__(self, batch: Batch) -> Tensor:
+    def __call__(self, batch: tuple[Tensor, ...]) -> Tensor:
         if self._device.type == "cpu":
             return self._backward(batch)
         key = tuple(values.shape for values in batch)
@@ -44,17 +44,17 @@ class StepRunner:
             self._recordings[key] = self._record(batch)
         return self._replay(self._recordings[key], batch)
 
-    def _backward(self, batch: Batch) -> Tensor:
+    def _backward(self, batch: tuple[Tensor, ...]) -> Tensor:
         torch._foreach_zero_(self._gradients)
         with torch.autocast(self._device.type, torch.bfloat16, self._device.type != "cpu", cache_enabled=False):
             losses = self._compute(batch)
         torch.autograd.backward(losses @ self._weights)
         return losses.detach()
 
-    def _record(self, batch: Batch) -> _Recording:
+    def _record(self, batch: tuple[Tensor, ...]) -> _Recording:
         """Run once on a side stream, so that libraries have set themselves up, and then record."""
-        staged = Batch(*(torch.empty_like(values).pin_memory() for values in batch))
-        inputs = Batch(*(values.to(self._device) for values in batch))
+        staged = map_tensors(batch, lambda values: torch.empty_like(values).pin_memory())
+        inputs = map_tensors(batch, lambda values: values.to(self._device))
         cuda: Any = torch.cuda
         side = cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -68,7 +68,7 @@ class StepRunner:
         return _Recording(staged, inputs, cuda.Event(), graph, losses)
 
     @staticmethod
-    def _replay(recording: _Recording, batch: Batch) -> Tensor:
+    def _replay(recording: _Recording, batch: tuple[Tensor, ...]) -> Tensor:
         recording.copied.synchronize()
         for values, staged, target in zip(batch, recording.staged, recording.inputs, strict=True):
             staged.copy_(values)

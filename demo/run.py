@@ -1,6 +1,6 @@
 """`make demo`: start the embedded server, ask the checkpoint about a picture, stream the answer, stop.
 
-python -m demo.run [--checkpoint DIR] [--picture FILE] [--question TEXT]
+python -m demo.run [--family NAME | --checkpoint DIR] [--picture FILE] [--question TEXT]
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from pathlib import Path
 from deepstack_client import Client, ClientError
 from deepstack_serving.embedded import EmbeddedServer, ProgressDisplay
 from deepstack_serving.errors import DeepstackError
-from deepstack_serving.serve import MODELS
+from deepstack_serving.repository import model_names
+from demo.folders import CHECKPOINTS, DEFAULT_FAMILY
 
 ROOT = Path(__file__).parents[1]
 PICTURES = ROOT / "demo" / "pictures"
@@ -44,7 +45,7 @@ def expected_answers(picture: Path) -> dict[str, str]:
 def run(checkpoint: Path, picture: Path, questions: dict[str, str]) -> bool:
     """Whether every answer that is known was given."""
     models = ROOT / "model_repository"
-    with EmbeddedServer(models, MODELS, {"DEEPSTACK_CHECKPOINT": str(checkpoint.absolute())}) as server:
+    with EmbeddedServer(models, model_names(), {"DEEPSTACK_CHECKPOINT": str(checkpoint.absolute())}) as server:
         with ProgressDisplay(sys.stdout) as display:
             server.wait_until_ready(probe=lambda: _probe(server), listener=display.show)
         print(f"picture: {picture}")
@@ -64,13 +65,16 @@ def _probe(server: EmbeddedServer) -> None:
 def main() -> int:
     """Exit code 0 when the answers are right, or their truth is not known."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--checkpoint", type=Path, default=ROOT / "demo" / "checkpoints" / "qwen3_vl_digits")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--family", choices=CHECKPOINTS, default=DEFAULT_FAMILY, help="which demo checkpoint")
+    which.add_argument("--checkpoint", type=Path, help="a checkpoint of your own")
     parser.add_argument("--picture", type=Path, default=PICTURES / "example_1.png")
     parser.add_argument("--question", help="default: the questions whose answers are known")
     arguments = parser.parse_args()
     questions = {arguments.question: ""} if arguments.question else expected_answers(arguments.picture)
     try:
-        right = run(arguments.checkpoint, arguments.picture, questions or {"What is the number?": ""})
+        checkpoint = arguments.checkpoint or CHECKPOINTS[arguments.family]
+        right = run(checkpoint, arguments.picture, questions or {"What is the number?": ""})
     except (DeepstackError, ClientError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

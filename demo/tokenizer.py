@@ -1,4 +1,4 @@
-"""The demo checkpoint's tokenizer: byte-level BPE over this domain's text, and the chat format as plain text.
+"""The demo checkpoints' tokenizers: byte-level BPE over this domain's text, and their chat formats as plain text.
 
 All 256 bytes are in the vocabulary and no text is normalised, so every string comes back as it went in. Digits never
 merge: the number 407 is three tokens, and the model reads one digit per step.
@@ -7,6 +7,8 @@ merge: the number 407 is three tokens, and the model reads one digit per step.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -14,28 +16,37 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from demo.questions import domain_text
 
 MERGED_VOCABULARY = 434
-SPECIAL_TOKENS = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|object_ref_start|>",
-    "<|object_ref_end|>",
-    "<|box_start|>",
-    "<|box_end|>",
-    "<|quad_start|>",
-    "<|quad_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|vision_pad|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-)
-IMAGE_PART = "<|vision_start|><|image_pad|><|vision_end|>"
-TEMPLATE_FILE = Path(__file__).with_name("chat_template.jinja")
 WORDS = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+"
 
 
-def train_tokenizer() -> Tokenizer:
+@dataclass(frozen=True)
+class ChatFormat:
+    """How a family writes a conversation; `template` is the same as Jinja, which transformers and the server render.
+
+    `image_part` is what stands for a picture in a prompt, one `image_token` in it. `settings` are the family's own
+    entries of tokenizer_config.json.
+    """
+
+    special_tokens: tuple[str, ...]
+    image_token: str
+    image_part: str
+    role_start: str
+    role_end: str
+    turn_end: str
+    padding: str
+    template: Path
+    settings: Mapping[str, str | None]
+
+    def prompt(self, user_text: str, system_text: str | None = None) -> str:
+        """What the template renders for one user turn; `user_text` holds `image_part` where the picture stands."""
+        system = self._turn("system", system_text) if system_text else ""
+        return f"{system}{self._turn('user', user_text)}{self.role_start}assistant{self.role_end}"
+
+    def _turn(self, role: str, text: str) -> str:
+        return f"{self.role_start}{role}{self.role_end}{text}{self.turn_end}\n"
+
+
+def train_tokenizer(chat: ChatFormat) -> Tokenizer:
     """Deterministic: the same text gives the same merges."""
     tokenizer = Tokenizer(models.BPE())
     splits = [
@@ -51,33 +62,36 @@ def train_tokenizer() -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(domain_text(), trainer)
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in chat.special_tokens])
     return tokenizer
 
 
-def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+def save_tokenizer(tokenizer: Tokenizer, chat: ChatFormat, folder: Path) -> None:
     """The three files that AutoTokenizer reads.
 
-    The class is the plain one: transformers' Qwen2Tokenizer would put its own normaliser in place of what is stored.
+    The class is the plain one: transformers' own of a family would put its normaliser in place of what is stored.
     """
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": "<|im_end|>",
-        "pad_token": "<|endoftext|>",
+        "eos_token": chat.turn_end,
+        "pad_token": chat.padding,
         "bos_token": None,
         "unk_token": None,
         "model_max_length": 4096,
         "clean_up_tokenization_spaces": False,
         "add_prefix_space": False,
         "padding_side": "left",
-        "image_token": "<|image_pad|>",
-        "video_token": "<|video_pad|>",
-        "vision_bos_token": "<|vision_start|>",
-        "vision_eos_token": "<|vision_end|>",
+        "image_token": chat.image_token,
+        **chat.settings,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
-    (folder / "chat_template.jinja").write_text(TEMPLATE_FILE.read_text())
+    (folder / "chat_template.jinja").write_text(chat.template.read_text())
+
+
+def vocabulary_size(tokenizer: Tokenizer) -> int:
+    """Rows of the embedding table: whole blocks of 64."""
+    return -(-tokenizer.get_vocab_size() // 64) * 64
 
 
 def token_id(tokenizer: Tokenizer, token: str) -> int:
@@ -86,9 +100,3 @@ def token_id(tokenizer: Tokenizer, token: str) -> int:
     if found is None:
         raise KeyError(token)
     return found
-
-
-def prompt_text(user_text: str, system_text: str | None = None) -> str:
-    """What the chat template renders for one user turn; `user_text` holds IMAGE_PART where the picture stands."""
-    system = f"<|im_start|>system\n{system_text}<|im_end|>\n" if system_text else ""
-    return f"{system}<|im_start|>user\n{user_text}<|im_end|>\n<|im_start|>assistant\n"

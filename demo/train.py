@@ -1,7 +1,8 @@
-"""Trains the demo checkpoint: `python -m demo.train --out demo/checkpoints/qwen3_vl_digits --device cuda`.
+"""Trains a demo checkpoint: `python -m demo.train --family granite --out FOLDER --device cuda`.
 
 Seeded; prints its progress; stops by step count or, if that comes first, by time, with the learning rate at its end
-either way. Then it evaluates on held-out digits and writes the figures to training.json beside the weights.
+either way. Then it evaluates on held-out digits and writes the figures to training.json beside the weights. With
+`--backup` it also saves itself now and then, and `--resume` goes on from there with the next batches.
 """
 
 from __future__ import annotations
@@ -13,27 +14,29 @@ import os
 import platform
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from transformers import Qwen3VLForConditionalGeneration
 
-from demo.architecture import DEEPSTACK_BLOCKS, WIDTH, build_model, save_checkpoint
-from demo.batches import MAIN_DROP, Batch, TrainingBatches
+from demo.architectures import ARCHITECTURES, DEFAULT
+from demo.backups import Progress, load_backup, save_backup
+from demo.batches import TrainingBatches
 from demo.digits import load_split
 from demo.evaluate import evaluate_folder
 from demo.graphed import StepRunner
-from demo.learner import PROBE_WEIGHT, Probes, training_loss
+from demo.learner import PROBE_WEIGHT, Probes
+from demo.lessons import OTHER_PATHS_DROP, QUESTIONS_PER_PICTURE
 from demo.prefetch import fetch_ahead
 from demo.tokenizer import train_tokenizer
 
 REPORT_EVERY = 200
+BACKUP_EVERY_S = 40.0
 WARM_UP_STEPS = 300
 
 
@@ -41,19 +44,32 @@ WARM_UP_STEPS = 300
 class Plan:
     """What to train with; written into training.json as it is."""
 
+    family: str
     steps: int
     limit_s: float
-    rows: int
+    pictures: int
+    questions: int
     seed: int
     peak_rate: float
     weight_decay: float
     workers: int
     device: str
+    reuse: bool
+
+
+@dataclass(frozen=True)
+class Files:
+    """What is read and written; None where it is not wanted."""
+
+    out: Path
+    digits: Path | None
+    backup: Path | None
+    resume: Path | None
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How training ended."""
+    """How training ended; the counts include the runs that it resumed."""
 
     steps: int
     seconds: float
@@ -63,35 +79,60 @@ class Outcome:
 
 def main() -> None:
     """Train, save, evaluate, report."""
-    arguments = _parse_arguments()
-    plan = Plan(
-        steps=arguments.steps,
-        limit_s=arguments.limit_s,
-        rows=arguments.rows,
-        seed=arguments.seed,
-        peak_rate=arguments.peak_rate,
-        weight_decay=0.05,
-        workers=arguments.workers,
-        device=arguments.device,
-    )
-    folder = Path(arguments.out)
-    outcome = train(plan, folder)
-    figures = evaluate_folder(folder, arguments.evaluate, arguments.device)
-    write_report(folder, plan, outcome, figures)
+    arguments = vars(_parse_arguments())
+    plan = Plan(weight_decay=0.05, **{key: arguments[key] for key in _names(Plan) - {"weight_decay"}})
+    files = Files(**{key: arguments[key] for key in _names(Files)})
+    outcome = train(plan, files)
+    figures = evaluate_folder(files.out, arguments["evaluate"], plan.device, files.digits)
+    write_report(files.out, plan, outcome, figures)
 
 
-def train(plan: Plan, folder: Path) -> Outcome:
-    """Train from fresh weights and write the checkpoint folder."""
-    torch.manual_seed(plan.seed)
-    torch.set_float32_matmul_precision("high")
-    tokenizer = train_tokenizer()
-    model: Any = build_model(tokenizer)
-    model.to(plan.device).train()
-    print(f"{sum(value.numel() for value in model.parameters()):,} parameters on {plan.device}", flush=True)
-    batches = TrainingBatches(load_split().train, tokenizer.to_str(), plan.rows, plan.steps, plan.seed)
-    outcome = _run_steps(plan, model, _load(plan, batches))
-    save_checkpoint(model, tokenizer, folder)
-    return outcome
+class Learner:
+    """A model with its probes and optimiser."""
+
+    def __init__(self, plan: Plan) -> None:
+        torch.manual_seed(plan.seed)
+        torch.set_float32_matmul_precision("high")
+        self.architecture = ARCHITECTURES[plan.family]
+        self.tokenizer = train_tokenizer(self.architecture.chat)
+        # Neither model has dropout; eval() leaves out the calls that would do nothing.
+        self.model: Any = self.architecture.build_model(self.tokenizer).to(plan.device).eval()
+        probes = Probes(self.architecture.probed, self.architecture.width).to(plan.device)
+        self.parameters: list[nn.Parameter] = [*self.model.parameters(), *probes.parameters()]
+        self.optimizer = _optimizer(plan, self.parameters)
+        weights = torch.tensor([1.0, PROBE_WEIGHT], device=plan.device)
+        self._run = StepRunner(
+            lambda batch: self.architecture.losses(self.model, probes, batch), weights, self.parameters
+        )
+
+    def step(self, batch: tuple[Tensor, ...], rate: float) -> Tensor:
+        """Losses [answers, probes], on the device."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        losses = self._run(batch)
+        nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        self.optimizer.step()
+        return losses
+
+    def write_checkpoint(self, folder: Path) -> None:
+        self.architecture.save_checkpoint(self.model, self.tokenizer, folder)
+
+
+def train(plan: Plan, files: Files) -> Outcome:
+    """Train from fresh weights, or from a backup, and write the checkpoint folder."""
+    learner = Learner(plan)
+    print(f"{sum(value.numel() for value in learner.model.parameters()):,} parameters on {plan.device}", flush=True)
+    before = load_backup(files.resume, learner.parameters, learner.optimizer) if files.resume else Progress()
+    progress, saved_s, last = before, time.monotonic(), torch.zeros(2)
+    for reached, losses in _run_steps(plan, learner, _load(plan, learner, files.digits, before.steps), before):
+        progress, last = reached, losses
+        if files.backup and time.monotonic() - saved_s > BACKUP_EVERY_S:
+            save_backup(files.backup, learner.write_checkpoint, learner.parameters, learner.optimizer, progress)
+            saved_s = time.monotonic()
+    learner.write_checkpoint(files.out)
+    if files.backup:
+        save_backup(files.backup, learner.write_checkpoint, learner.parameters, learner.optimizer, progress)
+    return Outcome(**asdict(progress), last_loss=round(last[0].item(), 5))
 
 
 def learning_rate(plan: Plan, step: int, elapsed_s: float) -> float:
@@ -112,7 +153,7 @@ def write_report(folder: Path, plan: Plan, outcome: Outcome, figures: dict[str, 
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },
-        "plan": {**asdict(plan), "main_embeddings_dropped": MAIN_DROP, "probe_weight": PROBE_WEIGHT},
+        "plan": {**asdict(plan), "other_paths_dropped": OTHER_PATHS_DROP, "probe_weight": PROBE_WEIGHT},
         "outcome": asdict(outcome),
         "held_out": figures,
     }
@@ -121,34 +162,26 @@ def write_report(folder: Path, plan: Plan, outcome: Outcome, figures: dict[str, 
     print(text, flush=True)
 
 
-def _run_steps(plan: Plan, model: Qwen3VLForConditionalGeneration, loader: Iterator[Batch]) -> Outcome:
-    probes = Probes(len(DEEPSTACK_BLOCKS), WIDTH).to(plan.device)
-    parameters = [*model.parameters(), *probes.parameters()]
-    run = StepRunner(
-        lambda batch: training_loss(model, probes, batch),
-        torch.tensor([1.0, PROBE_WEIGHT], device=plan.device),
-        parameters,
-    )
-    optimizer = _optimizer(plan, parameters)
-    started, losses, pictures, step, waited_s = time.monotonic(), torch.zeros(2), 0, 0, 0.0
+def _run_steps(
+    plan: Plan, learner: Learner, batches: Iterator[tuple[Tensor, ...]], before: Progress
+) -> Iterator[tuple[Progress, Tensor]]:
+    """How far training is after each step, and that step's losses."""
+    started, waited_s = time.monotonic(), 0.0
     asked = started
-    for step, batch in enumerate(fetch_ahead(loader), start=1):
+    for step, batch in enumerate(fetch_ahead(batches, plan.reuse), start=1):
         now = time.monotonic()
         waited_s += now - asked
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(plan, step - 1, now - started)
-        losses = run(batch)
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        pictures += len(batch.patches)
+        losses = learner.step(batch, learning_rate(plan, step - 1, now - started))
+        elapsed_s = now - started
         if step % REPORT_EVERY == 0:
             answers, probed = losses.tolist()
-            print(f"step {step}  answers {answers:.4f}  probes {probed:.4f}  {now - started:.0f} s", end="  ")
+            print(f"step {step}  answers {answers:.4f}  probes {probed:.4f}  {elapsed_s:.0f} s", end="  ")
             print(f"(waited {waited_s:.0f} s for batches)", flush=True)
-        if now - started > plan.limit_s:
+        pictures = before.pictures + step * plan.pictures
+        yield Progress(before.steps + step, round(before.seconds + elapsed_s, 1), pictures), losses
+        if elapsed_s > plan.limit_s:
             break
         asked = time.monotonic()
-    return Outcome(step, round(time.monotonic() - started, 1), pictures, round(losses[0].item(), 5))
 
 
 def _optimizer(plan: Plan, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -160,7 +193,11 @@ def _optimizer(plan: Plan, parameters: list[nn.Parameter]) -> torch.optim.Optimi
     return torch.optim.AdamW(groups, lr=plan.peak_rate, betas=(0.9, 0.98), fused=plan.device != "cpu")
 
 
-def _load(plan: Plan, batches: TrainingBatches) -> Iterator[Batch]:
+def _load(plan: Plan, learner: Learner, digits: Path | None, first: int) -> Iterator[tuple[Tensor, ...]]:
+    scans, tokenizer = load_split(digits).train, learner.tokenizer.to_str()
+    batches = TrainingBatches(
+        learner.architecture, scans, tokenizer, plan.pictures, plan.questions, plan.steps, plan.seed, first
+    )
     loader = DataLoader(
         batches,
         batch_size=None,
@@ -175,16 +212,26 @@ def _use_one_thread(_worker: int) -> None:
     torch.set_num_threads(1)
 
 
+def _names(kind: type[Plan | Files]) -> set[str]:
+    return {field.name for field in fields(kind)}
+
+
 def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", required=True, help="checkpoint folder to write")
+    parser.add_argument("--family", choices=ARCHITECTURES, default=DEFAULT.family)
+    parser.add_argument("--out", type=Path, required=True, help="checkpoint folder to write")
+    parser.add_argument("--digits", type=Path, help="file written by demo.digits; default: ask scikit-learn")
+    parser.add_argument("--backup", type=Path, help="folder to save into every 40 seconds")
+    parser.add_argument("--resume", type=Path, help="backup folder to go on from")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--steps", type=int, default=9000)
     parser.add_argument("--limit-s", type=float, default=420.0, help="seconds of training at most")
-    parser.add_argument("--rows", type=int, default=256, help="questions per step")
+    parser.add_argument("--pictures", type=int, default=128, help="pictures per step")
+    parser.add_argument("--questions", type=int, default=QUESTIONS_PER_PICTURE, help="questions per picture")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--peak-rate", type=float, default=1.2e-3)
     parser.add_argument("--workers", type=int, default=max(0, (os.cpu_count() or 1) - 1))
+    parser.add_argument("--reuse", action="store_true", help="train on recent batches again while no new one is ready")
     parser.add_argument("--evaluate", type=int, default=500, help="held-out pictures")
     return parser.parse_args()
 

@@ -10,10 +10,12 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
 
-from demo.evaluate import CHECKPOINT, Case, OfflineReader, held_out_cases, score, zeroed_deepstack
+from demo.architectures import ARCHITECTURES
+from demo.evaluate import Case, OfflineReader, held_out_cases, score
 from demo.examples import EXAMPLES, FOLDER, write_examples
 from demo.questions import Kind
 
+CHECKPOINT = ARCHITECTURES["qwen"].checkpoint
 LIMIT_BYTES = 12 * 1024 * 1024
 
 
@@ -63,7 +65,7 @@ def test_held_out_pictures_are_answered(reader: OfflineReader) -> None:
 
 def test_without_deepstack_no_number_is_read(reader: OfflineReader) -> None:
     cases = list(held_out_cases(6, [Kind.READ]))
-    with zeroed_deepstack(reader.model):
+    with reader.architecture.zeroed_features(reader.model):
         figures = score(cases, reader.answer(cases))
     assert figures["read"] <= 1 / 6
 

@@ -1,4 +1,4 @@
-"""Training's own forward pass is transformers' forward pass; its inputs are the image processor's."""
+"""Qwen3-VL: training's own forward pass is transformers' forward pass; its inputs are the image processor's."""
 
 from __future__ import annotations
 
@@ -10,16 +10,27 @@ import pytest
 import torch
 from PIL import Image
 
-from demo.architecture import build_model
-from demo.batches import IGNORED, QUESTIONS_PER_PICTURE, Batch, TrainingBatches, collate, make_lesson
-from demo.cells import LABEL_COUNTS, to_patches
+from demo.architectures import ARCHITECTURES
+from demo.architectures.qwen3_vl_training import (
+    Batch,
+    as_frames,
+    collate,
+    encode_pictures,
+    run_language,
+    to_patches,
+    training_loss,
+)
+from demo.batches import TrainingBatches
 from demo.digits import load_split
-from demo.evaluate import CHECKPOINT, OfflineReader, held_out_cases
+from demo.evaluate import OfflineReader, held_out_cases
 from demo.graphed import StepRunner
-from demo.learner import Probes, as_frames, encode_pictures, run_language, training_loss
+from demo.labels import LABEL_COUNTS
+from demo.learner import Probes
+from demo.lessons import IGNORED, QUESTIONS_PER_PICTURE, Lesson, make_lesson
 from demo.questions import Kind
 from demo.tokenizer import token_id, train_tokenizer
 
+QWEN = ARCHITECTURES["qwen"]
 SIZE = (240, 64)
 PICTURES = 4
 
@@ -27,13 +38,17 @@ PICTURES = 4
 @pytest.fixture(scope="module")
 def model() -> Any:
     torch.manual_seed(0)
-    return build_model(train_tokenizer()).eval()
+    return QWEN.build_model(train_tokenizer(QWEN.chat)).eval()
 
 
 @pytest.fixture(scope="module")
 def batch() -> Batch:
+    return collate(train_tokenizer(QWEN.chat), QWEN.chat, lessons(), SIZE)
+
+
+def lessons() -> list[Lesson]:
     random = np.random.default_rng(3)
-    return collate(train_tokenizer(), [make_lesson(random, load_split().train, SIZE) for _ in range(PICTURES)], SIZE)
+    return [make_lesson(random, load_split().train, QWEN.chat, SIZE, QWEN.jitter_px) for _ in range(PICTURES)]
 
 
 def grids(count: int) -> torch.Tensor:
@@ -65,7 +80,7 @@ def test_the_language_model_is_transformers_own(model: Any, batch: Batch) -> Non
 
 
 def test_positions_are_the_models_own(model: Any, batch: Batch) -> None:
-    image = token_id(train_tokenizer(), "<|image_pad|>")
+    image = token_id(train_tokenizer(QWEN.chat), "<|image_pad|>")
     shown = [row for row in range(len(batch.token_ids)) if batch.is_picture[row].any()]
     ids = batch.token_ids[shown]
     kinds = (ids == image).int()
@@ -75,7 +90,7 @@ def test_positions_are_the_models_own(model: Any, batch: Batch) -> None:
 
 def test_patches_are_the_image_processors() -> None:
     case = next(held_out_cases(1, [Kind.READ]))
-    prepared = OfflineReader(CHECKPOINT).prepare([case])
+    prepared = OfflineReader(QWEN.checkpoint).prepare([case])
     rows, columns = prepared["image_grid_thw"][0, 1:].tolist()
     picture = Image.open(io.BytesIO(case.image_png))
     patches = torch.from_numpy(to_patches(picture, (columns * 8, rows * 8)))
@@ -83,23 +98,27 @@ def test_patches_are_the_image_processors() -> None:
 
 
 def test_a_batch_depends_on_its_number_alone() -> None:
-    batches = TrainingBatches(load_split().train, train_tokenizer().to_str(), 4, 9, seed=1)
+    batches = TrainingBatches(QWEN, load_split().train, train_tokenizer(QWEN.chat).to_str(), 2, 2, 9, seed=1)
     later = batches[5]
     assert all(torch.equal(one, two) for one, two in zip(later, batches[5], strict=True))
-    assert later.token_ids.shape != batches[6].token_ids.shape or not torch.equal(later.patches, batches[6].patches)
+    assert later[0].shape != batches[6][0].shape or not torch.equal(later[0], batches[6][0])
+
+
+def test_a_resumed_run_goes_on_with_the_next_batch() -> None:
+    source = (QWEN, load_split().train, train_tokenizer(QWEN.chat).to_str(), 2, 2, 9)
+    whole, rest = TrainingBatches(*source, seed=1), TrainingBatches(*source, seed=1, first=3)
+    assert all(torch.equal(one, two) for one, two in zip(whole[5], rest[2], strict=True))
 
 
 def test_cell_labels_name_every_digit_in_order(batch: Batch) -> None:
-    random = np.random.default_rng(3)
-    for picture in range(PICTURES):
-        number = make_lesson(random, load_split().train, SIZE).scene.truth.number
-        labels = batch.cell_labels[picture]
+    for lesson, labels in zip(lessons(), batch.cell_labels, strict=True):
+        number = lesson.scene.truth.number
         assert set(labels[:, 1].tolist()) == set(range(len(number) + 1))
         assert all(int(number[which - 1]) + 1 == digit for digit, which in labels[:, :2].tolist() if which)
 
 
 def test_only_answers_are_learned(batch: Batch) -> None:
-    tokenizer = train_tokenizer()
+    tokenizer = train_tokenizer(QWEN.chat)
     for labels in batch.labels:
         text = tokenizer.decode(labels[labels != IGNORED].tolist(), skip_special_tokens=False)
         assert text.startswith(("The ", "I see", "Hello"))
