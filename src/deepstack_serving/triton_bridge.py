@@ -211,11 +211,10 @@ class Gauges:
     def set(self, values: Mapping[str, float]) -> None:
         """Set gauges, raise counters to the totals given. What is as it was costs no call: one holds up all threads."""
         for name, value in values.items():
-            before = self._values.get(name, 0.0)
-            if value == before:
+            if value == self._values.get(name):  # the first time, a process that is gone may have left another value
                 continue
             if name in self._counters:
-                self._metrics[name].increment(value - before)
+                self._metrics[name].increment(value - self._values.get(name, 0.0))
             else:
                 self._metrics[name].set(value)
             self._values[name] = value
