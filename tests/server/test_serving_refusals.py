@@ -210,3 +210,11 @@ def test_two_requests_with_the_same_image_are_answered_alike(server: EmbeddedSer
 def test_other_image_gives_another_answer(server: EmbeddedServer) -> None:
     first, second = (ask(server, request("what is shown?", [picture(64, 64, seed)], logprobs=1)) for seed in (6, 7))
     assert abs(first.logprobs[0] - second.logprobs[0]) > 1e-3
+
+
+@pytest.mark.parametrize("megabytes", [6, 40])
+def test_large_http_body_is_refused_and_the_server_lives(server: EmbeddedServer, megabytes: int) -> None:
+    """Triton reads a body over the stack of its HTTP thread, whose usual size ends at 4 MB."""
+    status, body = post(server, "orchestrator/generate", {"text_input": "hi", "image": ["A" * (megabytes << 20)]})
+    assert status == 400
+    assert "[INVALID_ARG]" in body

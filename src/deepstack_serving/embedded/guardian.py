@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import sys
 import threading
@@ -25,6 +26,9 @@ from deepstack_serving.embedded.shared_memory import region_prefix, sweep_region
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _EXEC_FAILED = 127
+# Triton 2.51's HTTP threads take about twice a request's body from their stack, and overflowing it ends the server: a
+# body of 4 MB did with the usual 8 MiB. Stacks are reserved, not used, until something grows into them.
+_STACK_BYTES = 1 << 30
 
 
 def guard(grace_s: float, log_path: Path, command: Sequence[str]) -> int:
@@ -63,6 +67,7 @@ def _become_server(libc: ctypes.CDLL, guardian_id: int, log: int, command: Seque
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() == guardian_id:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
+            _raise_stack_limit()
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.dup2(log, 1)
             os.dup2(log, 2)
@@ -70,6 +75,13 @@ def _become_server(libc: ctypes.CDLL, guardian_id: int, log: int, command: Seque
             os.execv(command[0], [*command, prefix])
     finally:
         os._exit(_EXEC_FAILED)
+
+
+def _raise_stack_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    wanted = _STACK_BYTES if hard == resource.RLIM_INFINITY else min(_STACK_BYTES, hard)
+    if soft < wanted:  # -1, no limit, gives threads only 2 MiB
+        resource.setrlimit(resource.RLIMIT_STACK, (wanted, hard))
 
 
 def _stop_when_input_closes(server_id: int, grace_s: float) -> None:
