@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import struct
 import zlib
@@ -12,7 +13,7 @@ import pytest
 
 from deepstack_serving.embedded import EmbeddedServer
 from tests.support.asking import picture
-from tests.support.raw_client import Inputs, Stream, ask, generate, infer_message, post, refusal, request
+from tests.support.raw_client import Inputs, Stream, ask, connect, generate, infer_message, post, refusal, request
 
 PICTURE = picture(64, 64, 5)
 LIMIT = 4096
@@ -213,8 +214,11 @@ def test_other_image_gives_another_answer(server: EmbeddedServer) -> None:
 
 
 @pytest.mark.parametrize("megabytes", [6, 40])
-def test_large_http_body_is_refused_and_the_server_lives(server: EmbeddedServer, megabytes: int) -> None:
-    """Triton reads a body over the stack of its HTTP thread, whose usual size ends at 4 MB."""
-    status, body = post(server, "orchestrator/generate", {"text_input": "hi", "image": ["A" * (megabytes << 20)]})
-    assert status == 400
-    assert "[INVALID_ARG]" in body
+def test_large_form_body_is_refused_and_the_server_lives(server: EmbeddedServer, megabytes: int) -> None:
+    """curl and urllib call a body a form unless told otherwise, and Triton parses forms on its HTTP thread's stack."""
+    body = json.dumps({"text_input": "hi", "image": ["A" * (megabytes << 20)]})
+    with contextlib.closing(connect(server.http_address)) as connection:
+        form = {"Content-Type": "application/x-www-form-urlencoded"}
+        connection.request("POST", "/v2/models/orchestrator/generate", body, form)
+        reply = connection.getresponse()
+        assert (reply.status, b"[INVALID_ARG]" in reply.read()) == (400, True)
