@@ -26,9 +26,8 @@ from deepstack_serving.embedded.shared_memory import region_prefix, sweep_region
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _EXEC_FAILED = 127
-# Triton 2.51's HTTP threads parse a form (what curl and urllib call a body unless told otherwise) on their stack, taking
-# twice its size, and overflowing it ends the server: 4 MB did with the usual 8 MiB. Stacks are reserved, not used, until
-# something grows into them.
+# Triton 2.51's HTTP threads parse a form (what curl and urllib call a body unless told otherwise) on their stack,
+# taking twice its size, and overflowing it ends the server: 4 MB did with the usual 8 MiB.
 _STACK_BYTES = 1 << 30
 
 
