@@ -215,6 +215,7 @@ def test_what_a_user_types_is_no_placeholder(copy: Path, special: bool, text: st
         (PROCESSOR, "patch_size", 16, "patch_size is 16, but config.json has vision_config.patch_size 8"),
         (PROCESSOR, "downsample_rate", "1/4", "downsample_rate is '1/4', but config.json has downsample_rate '4/8'"),
         (PROCESSOR, "downsample_rate", None, "downsample_rate is None, but config.json has downsample_rate '4/8'"),
+        (PROCESSOR, "downsample_rate", "1/2x", "downsample_rate is '1/2x', but config.json has downsample_rate '4/8'"),
         (PROCESSOR, "vision_feature_select_strategy", "default", "is 'default', but config.json has .* 'full'"),
         (PROCESSOR, "num_additional_image_tokens", 1, "num_additional_image_tokens is 1, but .*has 0"),
         (PROCESSOR, "image_token", "<|pad|>", r"image_token is \d+, but config.json has image_token_id \d+"),

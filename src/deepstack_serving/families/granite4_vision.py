@@ -198,7 +198,7 @@ def _check_processor(checkpoint: Path, processor: Any, config: Any) -> None:
     pinpoints, side = _lists(images.image_grid_pinpoints), vision.image_size
     size, crop = _sides(images.size), _sides(images.crop_size)
     rate = processor.downsample_rate
-    same_rate = rate is not None and Fraction(rate) == Fraction(config.downsample_rate)
+    same_rate = _is_fraction(rate) and Fraction(rate) == Fraction(config.downsample_rate)
     strategy = processor.vision_feature_select_strategy
     for key, value, agrees, model_key in (
         ("image_grid_pinpoints", pinpoints, pinpoints == _lists(config.image_grid_pinpoints), "image_grid_pinpoints"),
@@ -217,6 +217,10 @@ def _check_processor(checkpoint: Path, processor: Any, config: Any) -> None:
             f"{path}: num_additional_image_tokens is {processor.num_additional_image_tokens}, but the tower of "
             f"config.json, {vision.model_type!r}, has 0"
         )
+
+
+def _is_fraction(text: Any) -> bool:
+    return isinstance(text, str) and re.fullmatch(r"\d+/[1-9]\d*", text) is not None
 
 
 def _lists(sizes: Sequence[Sequence[int]]) -> list[list[int]]:
