@@ -136,6 +136,8 @@ def _video_inputs(options: RequestOptions) -> dict[str, InputValue]:
     if fps is not None:
         inputs["video_fps"] = float(fps)
     if count is not None:
+        if not 1 <= int(count) < 2**31:
+            raise InvalidRequestError(f"video_num_frames is {count}; allowed: 1 to {2**31 - 1}")
         inputs["video_num_frames"] = int(count)
     return inputs
 

@@ -66,3 +66,9 @@ def test_chat_sends_videos_and_sampling(tmp_path: Path):
     assert main(words, transport_factory=lambda _: fake, commands=[]) == 0
     inputs = fake.calls[0].request.inputs
     assert (inputs["video"], inputs["video_fps"]) == ((b"film", b"film"), 2.0)
+
+
+@pytest.mark.parametrize("count", [0, -1, 2**31, 2**32 + 2])
+def test_number_of_frames_beyond_its_type_is_refused(count: int):
+    with pytest.raises(InvalidRequestError, match=f"video_num_frames is {count}"):
+        build(video_num_frames=count)
