@@ -52,7 +52,7 @@ def embedded_server(checkpoint: Path, environment: Mapping[str, str] | None = No
     """A ready server of the project's model repository; says on standard error what it waits for."""
     variables = {"DEEPSTACK_CHECKPOINT": str(checkpoint.absolute()), **(environment or {})}
     with EmbeddedServer(PROJECT / "model_repository", MODELS, variables) as server:
-        server.wait_until_ready(_START_LIMIT_S, lambda: _probe(server), _Waiting())
+        server.wait_until_ready(_START_LIMIT_S, lambda: server.ask("Hello"), _Waiting())
         say(f"server ready: gRPC {server.grpc_address}, HTTP {server.http_address}")
         yield server
 
@@ -79,10 +79,6 @@ def parse_statistics(content: Any) -> ModelStatistics:
 def say(text: str) -> None:
     """Progress goes to standard error: standard output is for the table."""
     print(text, file=sys.stderr, flush=True)
-
-
-def _probe(server: EmbeddedServer) -> None:
-    server.ask("Hello")
 
 
 class _Waiting:

@@ -47,7 +47,7 @@ def run(checkpoint: Path, picture: Path, questions: dict[str, str]) -> bool:
     models = ROOT / "model_repository"
     with EmbeddedServer(models, model_names(), {"DEEPSTACK_CHECKPOINT": str(checkpoint.absolute())}) as server:
         with ProgressDisplay(sys.stdout) as display:
-            server.wait_until_ready(probe=lambda: _probe(server), listener=display.show)
+            server.wait_until_ready(probe=lambda: server.ask("Hello"), listener=display.show)
         print(f"picture: {picture}")
         right = True
         with Client(f"grpc://{server.grpc_address}") as client:
@@ -56,10 +56,6 @@ def run(checkpoint: Path, picture: Path, questions: dict[str, str]) -> bool:
                 right &= ask(client, picture, question).strip() == answer or not answer
         print("stopping the server")
     return right
-
-
-def _probe(server: EmbeddedServer) -> None:
-    server.ask("Hello")
 
 
 def main() -> int:

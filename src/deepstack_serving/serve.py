@@ -102,15 +102,11 @@ def _serve_until_signal(server: EmbeddedServer, arguments: argparse.Namespace) -
 
 def _wait_until_ready(server: EmbeddedServer, timeout_s: float, display: ProgressDisplay) -> None:
     try:
-        server.wait_until_ready(timeout_s, lambda: _probe(server), display.show)
+        server.wait_until_ready(timeout_s, lambda: server.ask(_PROBE_TEXT), display.show)
     except UnavailableError as error:
         if not server.is_running():  # the error of a server that has ended names the log itself
             raise
         raise EmbeddedServerError(f"{error}; the server's log is {server.log_path}") from error
-
-
-def _probe(server: EmbeddedServer) -> None:
-    server.ask(_PROBE_TEXT)
 
 
 def _announcement(server: EmbeddedServer, arguments: argparse.Namespace) -> str:

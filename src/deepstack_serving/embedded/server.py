@@ -65,7 +65,7 @@ class EmbeddedServer:
     def wait_until_ready(
         self,
         timeout_s: float = 600.0,
-        probe: Callable[[], None] | None = None,
+        probe: Callable[[], object] | None = None,
         listener: ProgressListener | None = None,
     ) -> None:
         """Load the models, then call `probe` until it raises no UnavailableError.
@@ -185,7 +185,7 @@ class EmbeddedServer:
         wait_until(lambda: not any(map(self.stub_process_ids, self._models)), self._options.exit_timeout_s)
 
     def _wait_for_probe(
-        self, probe: Callable[[], None] | None, started_s: float, timeout_s: float, report: ProgressListener
+        self, probe: Callable[[], object] | None, started_s: float, timeout_s: float, report: ProgressListener
     ) -> None:
         while probe is not None:
             try:

@@ -23,13 +23,11 @@ def user_turn(text: str, image_count: int, video_count: int = 0) -> Conversation
 
 def text_bytes(conversation: Conversation) -> int:
     """UTF-8 bytes of all text of a conversation."""
-    contents = [message["content"] for message in conversation]
-    parts = (part.get("text", "") for content in contents if not isinstance(content, str) for part in content)
-    return sum(len(text.encode(errors="replace")) for text in (*filter(_is_text, contents), *parts))
-
-
-def _is_text(content: object) -> bool:
-    return isinstance(content, str)
+    size = 0
+    for content in (message["content"] for message in conversation):
+        texts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
+        size += sum(len(text.encode(errors="replace")) for text in texts)
+    return size
 
 
 class _Media:
