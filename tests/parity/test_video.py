@@ -29,6 +29,7 @@ COUNTED = Ask("describe it.", videos=(video(14, 64, 96, seed=2),), sampling=(("v
 BOTH = Ask("compare", (picture(100, 70, 1), picture(64, 64, 2)), (video(8, 64, 64, seed=3), video(21, seed=4)))
 TURNED = Ask("in turn", BOTH.images, BOTH.videos, order=("video", "image", "image", "video"))
 VIDEOS = (FILM, ODD, COUNTED, BOTH, TURNED)
+SPLITS = [*((2, str(point)) for point in range(7)), (4, "balanced")]
 pytestmark = pytest.mark.parametrize("checkpoint", ["qwen3_vl", "qwen3_vl_moe"], indirect=True, scope="session")
 
 
@@ -88,9 +89,23 @@ def test_one_stage_equals_generate(uncut: Run, answers: list[Answer]) -> None:
     assert_close(uncut.together + uncut.alone, answers * 2)
 
 
-@pytest.mark.parametrize(("stages", "points"), [(2, "0"), (2, "1"), (2, "3"), (2, "6"), (4, "balanced")])
+@pytest.mark.parametrize(("stages", "points"), SPLITS)
 def test_split_equals_unsplit(checkpoint: Path, uncut: Run, stages: int, points: str) -> None:
     assert run_videos(checkpoint, stages, split_points=points) == uncut
+
+
+@pytest.fixture(scope="module")
+def uncut_bf16(checkpoint: Path) -> Run:
+    return run_videos(checkpoint, stages=1, dtype="bfloat16")
+
+
+@pytest.mark.parametrize(("stages", "points"), SPLITS)
+def test_split_equals_unsplit_in_bfloat16(checkpoint: Path, uncut_bf16: Run, stages: int, points: str) -> None:
+    assert run_videos(checkpoint, stages, split_points=points, dtype="bfloat16") == uncut_bf16
+
+
+def test_bfloat16_is_another_number_type(uncut: Run, uncut_bf16: Run) -> None:
+    assert uncut != uncut_bf16
 
 
 @pytest.mark.parametrize("budget", [5, 17])
