@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 # Python's own reading also takes underscores, blanks and the digits of every script.
@@ -69,6 +70,21 @@ def choice(*values: str) -> Rule:
         return str(value)
 
     return Rule(parse, f"one of {', '.join(values)}")
+
+
+def ascending(minimum: int, maximum: int) -> Rule:
+    """Whole numbers separated by commas, each larger than the one before; 'none' for no number."""
+    one = integer(minimum, maximum)
+
+    def parse(value: Any) -> tuple[int, ...]:
+        if value == "none":
+            return ()
+        numbers = tuple(one.parse(item.strip()) for item in str(value).split(","))
+        if any(later <= earlier for earlier, later in pairwise(numbers)):
+            raise ValueError(value)
+        return numbers
+
+    return Rule(parse, f"ascending whole numbers from {minimum} to {maximum} separated by commas, or none")
 
 
 def _matching(text: str, form: re.Pattern[str]) -> str:

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from deepstack_serving.errors import SettingsError
-from deepstack_serving.rules import Rule, boolean, choice, integer, number
+from deepstack_serving.rules import Rule, ascending, boolean, choice, integer, number
 
 PREFIX = "DEEPSTACK_"
 FILE_VARIABLE = f"{PREFIX}SETTINGS_FILE"
 _NO_LIMIT = 2**40
 LARGEST_MAX_PIXELS = 178_956_970  # Pillow itself refuses anything larger
+_COMPILE_CACHE = Path("~/.cache/deepstack_serving").expanduser()
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -57,6 +58,12 @@ def _folder(text: str) -> Path:
     return path
 
 
+def _path(text: str) -> Path:
+    if not text:
+        raise ValueError(text)
+    return Path(text).expanduser()
+
+
 def _setting(rule: Rule, default: Any = MISSING) -> Any:
     return field(metadata={"rule": rule}) if default is MISSING else field(default=default, metadata={"rule": rule})
 
@@ -76,6 +83,19 @@ class Settings:
     dtype: str = _setting(choice(*DTYPES), "auto")
     merge_adapter: bool = _setting(boolean(), False)
     cpu_threads: int = _setting(integer(0, 1024), 0)
+
+    execution: str = _setting(choice("auto", "eager", "graph"), "auto")
+    graph_fallback: bool = _setting(boolean(), False)
+    decode_batch_sizes: tuple[int, ...] = _setting(ascending(1, 4096), (1, 2, 4, 8, 16, 32, 64))
+    prefill_graph_tokens: tuple[int, ...] = _setting(
+        ascending(1, 65_536), (128, 256, 384, 512, 768, 1024, 1280, 1536, 1792, 2048)
+    )
+    compile: str = _setting(choice("off", "layers", "autotune"), "layers")
+    compile_cache_folder: Path = _setting(Rule(_path, "a folder, which is made if it is not there"), _COMPILE_CACHE)
+    gpu_tensor_bytes: int = _setting(integer(0, _NO_LIMIT), 2**20)
+    decode_steps_per_call: int = _setting(integer(0, 64), 0)
+    micro_batches: int = _setting(integer(0, 16), 0)
+    audit_parameters: bool = _setting(boolean(), False)
 
     block_size: int = _setting(integer(1, 1024), 16)
     kv_pool_tokens: int = _setting(integer(0, _NO_LIMIT), 0)
