@@ -6,6 +6,8 @@ Completing runs in a process of its own, hence the late imports: it needs neithe
 
 from __future__ import annotations
 
+import gc
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +17,7 @@ import torch
 from deepstack_serving import triton_bridge as bridge
 from deepstack_serving.checkpoint import Checkpoint, open_checkpoint
 from deepstack_serving.settings import Settings, load_settings
+from deepstack_serving.stages.device import stage_device, use_device
 from deepstack_serving.stages.media_call import media_files
 from deepstack_serving.stages.place import StagePlace, stage_names
 from deepstack_serving.wire import (
@@ -27,6 +30,7 @@ from deepstack_serving.wire import (
 )
 
 METRICS_INTERVAL_S = 0.2
+THREAD_SWITCH_S = 0.0005  # how long the engine waits for the interpreter while text is made and sent, at most
 METRICS = {
     "deepstack_ready": "1 while all stages answer, belong together and the engine goes round, else 0",
     "deepstack_active_requests": "Requests whose client still waits for its final response",
@@ -54,10 +58,13 @@ class VisionModel:
         settings = load_settings()
         checkpoint = _checkpoint(settings)
         check_declared(VISION_ENCODER, bridge.declared(model_config), vision_interface(checkpoint.contract))
+        use_device(stage_device(settings, VISION_ENCODER))
         self._stage = VisionStage(settings, checkpoint)
+        self._answers = bridge.StageAnswers(self._run, self._stage.info, settings.gpu_tensor_bytes)
+        _leave_loaded_objects_alone()
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        return bridge.answer(requests, self._run)
+        return self._answers.to(requests)
 
     def _run(self, inputs: Mapping[str, Any], wanted: Sequence[str]) -> Mapping[str, torch.Tensor]:
         return self._stage.run(media_files(inputs), wanted)
@@ -85,10 +92,13 @@ class LanguageModel:
         plans = place.plans(settings, checkpoint)
         interface = language_interface(checkpoint.contract, plans[place.index])
         check_declared(place.names[place.index], bridge.declared(model_config), interface)
-        self._stage = LanguageStage(settings, checkpoint, plans, place.names, place.index)
+        use_device(stage_device(settings, place.names[place.index]))
+        stage = LanguageStage(settings, checkpoint, plans, place.names, place.index)
+        self._answers = bridge.StageAnswers(stage.run, stage.info, settings.gpu_tensor_bytes)
+        _leave_loaded_objects_alone()
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        return bridge.answer(requests, self._stage.run)
+        return self._answers.to(requests)
 
 
 class OrchestratorModel:
@@ -103,6 +113,8 @@ class OrchestratorModel:
         self._gauges = bridge.Gauges(METRICS, COUNTERS)
         self._closing = threading.Event()
         self._reporter = threading.Thread(target=self._report, name="metrics", daemon=True)
+        _leave_loaded_objects_alone()
+        sys.setswitchinterval(THREAD_SWITCH_S)
         self._orchestrator.start()
         self._reporter.start()
 
@@ -141,3 +153,9 @@ class OrchestratorModel:
 
 def _checkpoint(settings: Settings) -> Checkpoint:
     return open_checkpoint(settings.checkpoint, settings.dtype, merge_adapter=settings.merge_adapter)
+
+
+def _leave_loaded_objects_alone() -> None:
+    """What loading made stays until the end; a collection that went through all of it would hold up a step."""
+    gc.collect()
+    gc.freeze()

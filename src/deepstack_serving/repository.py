@@ -30,6 +30,7 @@ _LANGUAGE_COMMENT = """\
 _ORCHESTRATOR_COMMENT = """\
 # What clients call: a question with images in, text out, piece by piece or whole. Follows Triton's vLLM backend.
 """
+_GPU_INPUTS = [("FORCE_CPU_ONLY_INPUT_TENSORS", "no")]  # a stage takes its inputs where they are, on a GPU too
 _STAGES = "language_stages"
 _PARAMETER = 'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
 _STATED_STAGES = re.compile(rf'key:\s*"{_STAGES}"\s*value\s*{{\s*string_value:\s*"(?P<value>[^"]+)"')
@@ -93,9 +94,9 @@ def model_names(stages: Sequence[str] = TWO_STAGES) -> tuple[str, ...]:
 def write_repository(folder: Path, stages: Sequence[str] = TWO_STAGES) -> None:
     """Create the models' files below `folder`."""
     places = {name: [(_STAGES, ",".join(stages)), ("language_stage", name)] for name in stages}
-    _write(folder / VISION_ENCODER, _VISION_COMMENT + _HEAD, _vision_model())
+    _write(folder / VISION_ENCODER, _VISION_COMMENT + _HEAD + _parameters(_GPU_INPUTS), _vision_model())
     for name, parameters in places.items():
-        _write(folder / name, _LANGUAGE_COMMENT + _HEAD + _parameters(parameters), _language_model())
+        _write(folder / name, _LANGUAGE_COMMENT + _HEAD + _parameters(_GPU_INPUTS + parameters), _language_model())
     _write(folder / ORCHESTRATOR, _orchestrator_config(stages), _orchestrator_model())
 
 

@@ -20,6 +20,9 @@ from deepstack_serving.engine.ports import Array, Handle, Output
 from deepstack_serving.errors import DeepstackError, ErrorCode, StageError, from_wire
 from deepstack_serving.media import MediaFiles
 from deepstack_serving.stages.call import DTYPES
+from deepstack_serving.stages.device import DeviceGuard
+from deepstack_serving.stages.handover import count_arrivals, ready_to_send
+from deepstack_serving.stages.info import StageInfo
 from deepstack_serving.stages.media_call import media_tensors
 from deepstack_serving.wire import IMAGE, VIDEO, VISION_ENCODER, ModelInterface, TensorSpec
 
@@ -68,19 +71,30 @@ def _declared_spec(tensor: Mapping[str, Any]) -> TensorSpec:
     return TensorSpec(tensor["name"], dtype, tuple(map(int, tensor["dims"])), bool(tensor.get("optional")))
 
 
-def answer(requests: Sequence[Any], run: Run) -> list[Any]:
-    """Run each request of a stage and answer it; one that fails gets its error, the others their results."""
-    return [_answer(request, run) for request in requests]
+class StageAnswers:
+    """Answers the calls to one stage; one that fails gets its error, the others their results."""
 
+    def __init__(self, run: Run, info: StageInfo, gpu_tensor_bytes: int) -> None:
+        self._run, self._info, self._gpu_tensor_bytes = run, info, gpu_tensor_bytes
+        self._guard = DeviceGuard(info.model, info.device)
 
-def _answer(request: Any, run: Run) -> Any:
-    try:
-        inputs = {tensor.name(): _input_value(tensor) for tensor in request.inputs()}
-        wanted = list(request.requested_output_names())
-        results = run(inputs, wanted)
-        return pb_utils.InferenceResponse([_output_tensor(name, results[name]) for name in wanted if name in results])
-    except Exception as error:
-        return pb_utils.InferenceResponse(output_tensors=[], error=triton_error(error))
+    def to(self, requests: Sequence[Any]) -> list[Any]:
+        """A response to each request, in order."""
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Any) -> Any:
+        try:
+            wanted = list(request.requested_output_names())
+            with self._guard.watch():
+                inputs = {tensor.name(): _input_value(tensor) for tensor in request.inputs()}
+                if not self._info.answers(wanted):
+                    count_arrivals(self._info.arrivals, inputs)
+                results = self._run(inputs, wanted)
+                results = {name: results[name] for name in wanted if name in results}
+                sent = ready_to_send(results, self._gpu_tensor_bytes)
+            return pb_utils.InferenceResponse([_output_tensor(name, tensor) for name, tensor in sent.items()])
+        except Exception as error:
+            return pb_utils.InferenceResponse(output_tensors=[], error=triton_error(error))
 
 
 def triton_error(error: Exception) -> Any:
@@ -163,7 +177,11 @@ class TritonReply:
 
 
 class TritonStagePort:
-    """Calls to the stages by BLS, from any thread."""
+    """Calls to the stages by BLS, from any thread.
+
+    Outputs stay where the stage has left them, which is what Triton does unless a call names a preferred memory: large
+    features on their GPU, so that they can be passed on, all others on the host, so that they can be read.
+    """
 
     def call(self, model: str, inputs: Mapping[str, Array | Handle], outputs: Sequence[str]) -> dict[str, Handle]:
         tensors = [
@@ -189,9 +207,18 @@ class TritonStagePort:
     def empty(self, spec: TensorSpec) -> Handle:
         return _output_tensor(spec.name, torch.zeros([max(size, 0) for size in spec.shape], dtype=DTYPES[spec.dtype]))
 
+    def zeros(self, name: str, handle: Handle) -> Handle:
+        like = from_dlpack(handle)
+        return _output_tensor(name, torch.zeros(like.shape, dtype=like.dtype))  # a host tensor, wherever `handle` is
+
+    def is_on_host(self, handle: Handle) -> bool:
+        return bool(handle.is_cpu())
+
     def join(self, name: str, handles: Sequence[Handle]) -> Handle:
         if len(handles) == 1:
             return handles[0]
+        if not all(map(self.is_on_host, handles)):
+            raise StageError(f"{name!r} of several requests stays on a GPU: each goes in a call of its own")
         return _output_tensor(name, torch.cat([from_dlpack(handle) for handle in handles]))
 
 
@@ -233,17 +260,26 @@ def _input_value(tensor: Any) -> Any:
 
 
 def _output_tensor(name: str, tensor: torch.Tensor) -> Any:
-    return pb_utils.Tensor.from_dlpack(name, tensor.detach().cpu().contiguous())
+    """Over the same memory. Its values are there, so no stream (-1) has to wait, as the stub's own would for each."""
+    return pb_utils.Tensor.from_dlpack(name, tensor.__dlpack__(stream=-1))
 
 
 def _output_tensors(output: Output) -> list[Any]:
-    """`text_output`, and what the client asked for by the return_* inputs."""
-    values = {
-        "text_output": np.array([output.text.encode()], dtype=np.object_),
-        "finish_reason": np.array([str(output.finish_reason).encode()], dtype=np.object_),
-        "cumulative_logprob": np.array([output.cumulative_logprob], dtype=np.float32),
-        "logprobs": np.array([json.dumps(output.logprobs).encode()], dtype=np.object_),
-        "num_input_tokens": np.array([output.input_tokens], dtype=np.uint32),
-        "num_output_tokens": np.array([output.output_tokens], dtype=np.uint32),
-    }
-    return [pb_utils.Tensor(name, value) for name, value in values.items() if getattr(output.options, name, True)]
+    """`text_output`, and what the client asked for by the return_* inputs. Most responses are the text alone."""
+    options = output.options
+    values = {"text_output": _text(output.text)}
+    if options.finish_reason:
+        values["finish_reason"] = _text(str(output.finish_reason))
+    if options.cumulative_logprob:
+        values["cumulative_logprob"] = np.array([output.cumulative_logprob], dtype=np.float32)
+    if options.logprobs:
+        values["logprobs"] = _text(json.dumps(output.logprobs))
+    if options.num_input_tokens:
+        values["num_input_tokens"] = np.array([output.input_tokens], dtype=np.uint32)
+    if options.num_output_tokens:
+        values["num_output_tokens"] = np.array([output.output_tokens], dtype=np.uint32)
+    return [pb_utils.Tensor(name, value) for name, value in values.items()]
+
+
+def _text(value: str) -> Array:
+    return np.array([value.encode()], dtype=np.object_)

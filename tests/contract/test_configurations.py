@@ -69,3 +69,12 @@ def test_all_name_the_same_language_stages_in_order(model: str) -> None:
 @pytest.mark.parametrize("model", LANGUAGE)
 def test_language_stage_names_its_own_place(model: str) -> None:
     assert parameters(model)["language_stage"] == model
+
+
+@pytest.mark.parametrize("model", STAGES)
+def test_stage_takes_its_inputs_where_they_are(model: str) -> None:
+    assert parameters(model)["FORCE_CPU_ONLY_INPUT_TENSORS"] == "no"
+
+
+def test_orchestrator_reads_its_clients_inputs_on_the_host() -> None:
+    assert "FORCE_CPU_ONLY_INPUT_TENSORS" not in parameters(ORCHESTRATOR)

@@ -12,6 +12,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from packaging.requirements import Requirement
 
+from deepstack_serving.embedded import ServerOptions
 from deepstack_serving.settings import PREFIX, RULES
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -100,6 +101,13 @@ def test_settings_of_the_container_are_known() -> None:
 def test_only_the_gpu_service_reserves_a_gpu() -> None:
     reserved = {name: "deploy" in service for name, service in compose()["services"].items()}
     assert reserved == {"gpu": True, "cpu": False}
+
+
+def test_gpu_service_has_the_memory_pools_of_the_embedded_server() -> None:
+    flags = [flag.partition("=")[2].split(":") for flag in compose()["services"]["gpu"]["command"]]
+    assert [(int(gpu), int(size)) for gpu, size in flags] == [
+        (gpu, ServerOptions().cuda_memory_pool_bytes) for gpu in range(8)
+    ]
 
 
 def test_stopping_waits_longer_than_the_server_drains() -> None:

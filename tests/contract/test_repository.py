@@ -79,6 +79,13 @@ def test_orchestrator_calls_the_stages_in_their_order(tmp_path: Path, count: int
     assert parameters(tmp_path, ORCHESTRATOR)["language_stages"] == ",".join(stage_names(count))
 
 
+@pytest.mark.parametrize("count", COUNTS)
+def test_every_stage_takes_its_inputs_where_they_are(tmp_path: Path, count: int) -> None:
+    write_repository(tmp_path, stage_names(count))
+    stages = [name for name in model_names(stage_names(count)) if name != ORCHESTRATOR]
+    assert {parameters(tmp_path, name)["FORCE_CPU_ONLY_INPUT_TENSORS"] for name in stages} == {"no"}
+
+
 def test_device_for_a_model_of_another_repository_is_refused(tmp_path: Path) -> None:
     write_repository(tmp_path, stage_names(3))
     used = settings("qwen3_vl_8b", devices="vision_encoder=cuda:0,language_late=cuda:1")

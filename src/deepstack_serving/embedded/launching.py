@@ -10,11 +10,17 @@ from pathlib import Path
 
 from deepstack_serving.embedded.control import Control
 from deepstack_serving.embedded.failures import PortInUseError, ServerStartError
-from deepstack_serving.embedded.layout import check_libraries, find_wheel, lay_out_backends, server_environment
+from deepstack_serving.embedded.layout import (
+    check_libraries,
+    count_gpus,
+    find_wheel,
+    lay_out_backends,
+    server_environment,
+)
 from deepstack_serving.embedded.options import Ports, ServerOptions, server_arguments
 from deepstack_serving.embedded.ports import choose_ports, connect_host, first_taken
 from deepstack_serving.embedded.process import ServerProcess
-from deepstack_serving.embedded.shared_memory import sweep_orphaned_regions
+from deepstack_serving.regions import sweep_orphaned_regions
 
 LOG_NAME = "tritonserver.log"
 POLL_S = 0.02
@@ -38,7 +44,7 @@ def launch(
 ) -> RunningServer:
     """Check what the server needs, sweep what an earlier one left, start; no model is loaded yet."""
     _check_wanted_ports(options)
-    wheel = find_wheel()
+    wheel = find_wheel(options.server_folder)
     complete_environment = server_environment(wheel, environment)
     check_libraries(wheel, complete_environment)
     sweep_orphaned_regions()
@@ -46,7 +52,7 @@ def launch(
 
     def attempt() -> RunningServer | None:
         ports, server_id = choose_ports(options.host, options.ports), uuid.uuid4().hex
-        arguments = server_arguments(options, ports, model_repository, backends, server_id)
+        arguments = server_arguments(options, ports, model_repository, backends, server_id, count_gpus())
         grace_s = options.exit_timeout_s + _GRACE_BEYOND_EXIT_TIMEOUT_S
         command = [str(wheel.executable), *arguments]
         process = ServerProcess(command, complete_environment, run_directory / LOG_NAME, grace_s)

@@ -35,16 +35,20 @@ class ServerOptions:
     # The default region is really allocated, once per model instance; a region never shrinks.
     shared_memory_bytes: int = 64 * _MEBIBYTE
     shared_memory_growth_bytes: int = 64 * _MEBIBYTE
+    # On every GPU, for tensors that cross between models: 32 images of 1,024 tokens, 4 tensors of 4,096 bfloat16 values
+    # each. What finds no room there gets memory of its own for the one crossing, which is right and slower.
+    cuda_memory_pool_bytes: int = 1024 * _MEBIBYTE
     exit_timeout_s: int = 30
     answer_timeout_s: float = 60.0
     run_directory: Path | None = None
+    server_folder: Path | None = None  # the server's unpacked parts; None: those of the installed wheel
     entry_model: str = "orchestrator"
     active_gauge: str = "deepstack_active_requests"
     extra_arguments: tuple[str, ...] = ()
 
 
 def server_arguments(
-    options: ServerOptions, ports: Ports, model_repository: Path, backend_directory: Path, server_id: str
+    options: ServerOptions, ports: Ports, model_repository: Path, backend_directory: Path, server_id: str, gpus: int = 0
 ) -> list[str]:
     """The server's flags. No model is named here: each is loaded by name once the server answers."""
     backend = {
@@ -63,5 +67,6 @@ def server_arguments(
         f"--grpc-port={ports.grpc}",
         f"--metrics-port={ports.metrics}",
         *(f"--backend-config=python,{key}={value}" for key, value in backend.items()),
+        *(f"--cuda-memory-pool-byte-size={gpu}:{options.cuda_memory_pool_bytes}" for gpu in range(gpus)),
         *options.extra_arguments,
     ]

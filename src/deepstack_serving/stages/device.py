@@ -1,10 +1,15 @@
-"""Pick and check the device of a stage."""
+"""Pick and check the device of a stage, and judge what a failed call has done to it."""
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
-from deepstack_serving.errors import SettingsError
+from deepstack_serving.errors import SettingsError, StageError, UnavailableError
+from deepstack_serving.gpu_memory import free_bytes, in_gibibytes
 from deepstack_serving.settings import Settings
 
 
@@ -15,11 +20,72 @@ def stage_device(settings: Settings, model_name: str) -> str:
     if wanted == "auto":
         return "cuda:0" if count else "cpu"
     if wanted != "cpu" and int(wanted.partition(":")[2]) >= count:
-        raise SettingsError(f"setting 'device' places {model_name!r} on {wanted}, but there are {count} CUDA devices")
+        key = "devices" if model_name in dict(settings.devices) else "device"
+        raise SettingsError(f"setting {key!r} places {model_name!r} on {wanted}, but {_there_are(count)}")
     return wanted
+
+
+def use_device(device: str) -> None:
+    """Make a GPU the current one of this thread, the only one whose tensors torch hands to others (DLPack)."""
+    if device != "cpu":
+        torch.cuda.set_device(device)
 
 
 def limit_cpu_threads(settings: Settings) -> None:
     """Apply 'cpu_threads' to this process; 0 leaves torch's own choice."""
     if settings.cpu_threads:
         torch.set_num_threads(settings.cpu_threads)
+
+
+class DeviceGuard:
+    """Stands around every call of a stage.
+
+    Out of memory ends that call only. After an error that no later call on the device survives (a failed assertion in
+    a kernel, an illegal access) what the stage computes is worth nothing: it refuses all calls, those for its
+    `stage_info` among them, which tells the orchestrator that it is gone.
+    """
+
+    def __init__(self, model: str, device: str) -> None:
+        self._model, self._device = model, device
+        self._lost = ""
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Raises UnavailableError for a call that ran out of memory, StageError once the device is lost."""
+        if self._lost:
+            raise StageError(self._lost)
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            traceback.clear_frames(error.__traceback__)  # they hold the tensors of the call that failed
+            raise UnavailableError(self._out_of_memory()) from None
+        except RuntimeError as error:
+            self._probe(error)
+            raise
+
+    def _out_of_memory(self) -> str:
+        left = ""
+        if self._device != "cpu":
+            torch.cuda.empty_cache()
+            left = f", which has {in_gibibytes(free_bytes(self._device) or 0)} free without it"
+        return (
+            f"{self._model} ran out of memory on {self._device}{left}: send the request again while fewer run, or a "
+            f"smaller one; lower 'kv_memory_fraction' or 'prefill_token_budget' if it stays"
+        )
+
+    def _probe(self, error: RuntimeError) -> None:
+        """A RuntimeError may be anything; whether the device survived it, only the device can say."""
+        if self._device == "cpu":
+            return
+        try:
+            torch.cuda.synchronize(self._device)
+        except RuntimeError as failure:
+            reason = str(failure).partition("\n")[0]
+            self._lost = f"{self._model} lost {self._device} ({reason}): unload the model and load it again"
+            raise StageError(self._lost) from error
+
+
+def _there_are(count: int) -> str:
+    if count:
+        return f"there are only cpu and cuda:0{f' to cuda:{count - 1}' if count > 1 else ''}"
+    return "there is no CUDA device" if torch.version.cuda else "this build of torch is for the CPU only"

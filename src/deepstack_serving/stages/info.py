@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import torch
 
@@ -26,6 +26,9 @@ class StageInfo:
     end_layer: int = 0
     blocks: int = 0
     block_size: int = 0
+    execution: str = "eager"  # or "graph": steps replay graphs unless a call says otherwise
+    compiled: bool = False  # whether the graphs hold compiled layers
+    arrivals: dict[str, int] = field(default_factory=dict, compare=False)  # calls by input and device: 'ds_0 cuda:0'
 
     @staticmethod
     def new_instance() -> str:

@@ -19,8 +19,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from transformers.utils import logging as transformers_logging
 
 from deepstack_serving.checkpoint import Checkpoint
-from deepstack_serving.errors import CheckpointError
+from deepstack_serving.errors import CheckpointError, SettingsError
 from deepstack_serving.families.base import Family
+from deepstack_serving.gpu_memory import free_bytes, in_gibibytes
 from deepstack_serving.injection import StagePlan
 from deepstack_serving.stages.merging import Absent, merge_adapter
 
@@ -43,6 +44,7 @@ def stage_skeleton(checkpoint: Checkpoint, plan: StagePlan | None) -> nn.Module:
 
 
 def _load(checkpoint: Checkpoint, device: str, plan: StagePlan | None, attention: str) -> nn.Module:
+    free = free_bytes(device)
     with _quiet(), _base_folder(checkpoint) as folder:
         try:
             model, report = _stage_class(checkpoint, plan).from_pretrained(
@@ -56,10 +58,26 @@ def _load(checkpoint: Checkpoint, device: str, plan: StagePlan | None, attention
             )
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{checkpoint.folder}: transformers cannot build the model: {error!r}") from error
+        except RuntimeError as error:
+            _check_room(checkpoint, plan, device, free, error)
+            raise
     _check_report(checkpoint.folder, model, report)
     if checkpoint.adapter is not None:
         merge_adapter(model, checkpoint.adapter)
     return cast(nn.Module, model.eval().requires_grad_(False))
+
+
+def _check_room(
+    checkpoint: Checkpoint, plan: StagePlan | None, device: str, free: int | None, error: RuntimeError
+) -> None:
+    """Raises SettingsError where a load failed for want of GPU memory; transformers hides some of torch's errors."""
+    needed = sum(weight.nbytes for weight in stage_skeleton(checkpoint, plan).parameters())
+    if isinstance(error, torch.OutOfMemoryError) or (free is not None and needed > free):
+        left = "" if free is None else f", which had {in_gibibytes(free)} free"
+        raise SettingsError(
+            f"{checkpoint.folder}: {in_gibibytes(needed)} of weights do not fit on {device}{left}; place the stage "
+            f"elsewhere by 'device' or 'devices', or give it fewer layers by 'split_points'"
+        ) from error
 
 
 def _stage_class(checkpoint: Checkpoint, plan: StagePlan | None) -> Any:
