@@ -88,7 +88,7 @@ class Settings:
     graph_fallback: bool = _setting(boolean(), False)
     decode_batch_sizes: tuple[int, ...] = _setting(ascending(1, 4096), (1, 2, 4, 8, 16, 32, 64))
     prefill_graph_tokens: tuple[int, ...] = _setting(
-        ascending(1, 65_536), (128, 256, 384, 512, 768, 1024, 1280, 1536, 1792, 2048)
+        ascending(1, 65_536), (64, *range(128, 1537, 128), 1792, 2048, 2560, 3072, 3584, 4096)
     )
     compile: str = _setting(choice("off", "layers", "autotune"), "layers")
     compile_cache_folder: Path = _setting(Rule(_path, "a folder, which is made if it is not there"), _COMPILE_CACHE)
@@ -97,7 +97,7 @@ class Settings:
     micro_batches: int = _setting(integer(0, 16), 0)
     audit_parameters: bool = _setting(boolean(), False)
 
-    block_size: int = _setting(integer(1, 1024), 16)
+    block_size: int = _setting(integer(1, 1024), 64)
     kv_pool_tokens: int = _setting(integer(0, _NO_LIMIT), 0)
     kv_memory_fraction: float = _setting(number(0, 1, exclude_minimum=True), 0.5)
 
@@ -160,6 +160,11 @@ def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
     from_environment = {name.removeprefix(PREFIX).lower(): text for name, text in variables.items()}
     file = environment.get(FILE_VARIABLE)
     return parse_settings({**(_read_file(Path(file)) if file else {}), **from_environment}, _source(file))
+
+
+def keep_compiled_code(settings: Settings) -> None:
+    """Tell torch where compiled code is kept; to be called before the first compilation of a process."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(settings.compile_cache_folder)  # torch takes it from there alone
 
 
 def _parse(key: str, text: str, source: str) -> Any:

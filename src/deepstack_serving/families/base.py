@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,9 @@ from torch import nn
 from deepstack_serving.errors import CheckpointError, WireError
 from deepstack_serving.injection import InjectionPoint
 from deepstack_serving.media import VideoHeader, VideoSampling
+
+if TYPE_CHECKING:  # it is built on what this module defines
+    from deepstack_serving.families.vision_tower import CapturableTower
 
 Int64Array = npt.NDArray[np.int64]
 UInt8Array = npt.NDArray[np.uint8]
@@ -55,9 +58,17 @@ class ImageProcessing(ABC):
     def token_counts(self, inputs: Mapping[str, torch.Tensor]) -> list[int]:
         """Language tokens of each image in what `prepare` returned."""
 
-    @abstractmethod
-    def prepare(self, images: Sequence[Image]) -> dict[str, torch.Tensor]:
+    def prepare(self, images: Sequence[Image], device: str = "cpu") -> dict[str, torch.Tensor]:
         """Pixel values and grids of RGB images, as the family's `encode` takes them."""
+        return self.assemble([self.fit(image) for image in images], device)
+
+    @abstractmethod
+    def fit(self, image: Image) -> Image | torch.Tensor:
+        """The part of `prepare` that each image needs alone, for a thread of its own."""
+
+    @abstractmethod
+    def assemble(self, fitted: Sequence[Image | torch.Tensor], device: str) -> dict[str, torch.Tensor]:
+        """The rest of `prepare`. Pixel values may be on `device` already; everything else is on the host."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +97,15 @@ class VideoProcessing(ABC):
         """Pixel values and `video_grid_thw` [1, 3] of RGB frames [frames, height, width, 3], for `encode`."""
 
 
+HOST_ROPE_TYPES = ("dynamic", "longrope")  # transformers looks at the largest position to choose their frequencies
+
+
+def rope_refusal(text_config: Any) -> str | None:
+    """A `Family.capture_refusal` for layers whose only decision on the host may be that of rotary frequencies."""
+    kind = (text_config.rope_parameters or {}).get("rope_type", "default")
+    return f"rotary embeddings of type {kind!r} cannot be captured" if kind in HOST_ROPE_TYPES else None
+
+
 class Family(ABC):
     """The differences between model families, as data and a few calls into transformers."""
 
@@ -109,6 +129,10 @@ class Family(ABC):
     @abstractmethod
     def check_config(self, config: Any) -> None:
         """Raises CheckpointError when entries of the config contradict each other."""
+
+    @abstractmethod
+    def capture_refusal(self, config: Any) -> str | None:
+        """Why the decoder layers of this config cannot be captured in a CUDA graph; None where they can."""
 
     @abstractmethod
     def image_token_id(self, config: Any) -> int:
@@ -138,6 +162,12 @@ class Family(ABC):
     @abstractmethod
     def encode(self, model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> VisionFeatures:
         """Run the vision modules of a vision stage."""
+
+    @abstractmethod
+    def capturable_tower(self, model: nn.Module) -> CapturableTower | None:
+        """The vision modules of a vision stage as a GPU runs them best, taken over from `model`, which no one may call
+        any more; None where they read values back from the device: then `encode` is all there is.
+        """
 
     @abstractmethod
     def positions(

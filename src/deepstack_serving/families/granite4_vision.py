@@ -18,7 +18,14 @@ from PIL.Image import Image
 from torch import nn
 
 from deepstack_serving.errors import CheckpointError
-from deepstack_serving.families.base import Family, ImageProcessing, Int64Array, Positions, VisionFeatures
+from deepstack_serving.families.base import (
+    Family,
+    ImageProcessing,
+    Int64Array,
+    Positions,
+    VisionFeatures,
+    rope_refusal,
+)
 from deepstack_serving.families.processor_files import disagreement, holder
 from deepstack_serving.injection import InjectionPoint
 
@@ -43,8 +50,11 @@ class TiledImageProcessing(ImageProcessing):
     def token_count(self, width: int, height: int) -> int:
         return int(self._processor._get_num_multimodal_tokens(image_sizes=[(height, width)]).num_image_tokens[0])
 
-    def prepare(self, images: Sequence[Image]) -> dict[str, torch.Tensor]:
-        inputs = self._processor.image_processor(list(images), do_pad=True, return_tensors="pt")
+    def fit(self, image: Image) -> Image:
+        return image
+
+    def assemble(self, fitted: Sequence[Image | torch.Tensor], device: str) -> dict[str, torch.Tensor]:
+        inputs = self._processor.image_processor(list(fitted), do_pad=True, return_tensors="pt")
         grids = [self._grid(height, width) for height, width in inputs["image_sizes"].tolist()]
         return {**inputs, "image_grid_thw": torch.tensor(grids, dtype=torch.int64).reshape(-1, 3)}
 
@@ -95,6 +105,9 @@ class Granite4Vision(Family):
             if getattr(config, key, True) is not True:
                 raise CheckpointError(f"config.json: {key} is {getattr(config, key)}, but the model always does it")
 
+    def capture_refusal(self, config: Any) -> str | None:
+        return rope_refusal(config.text_config)
+
     def image_token_id(self, config: Any) -> int:
         return int(config.image_token_id)
 
@@ -106,6 +119,9 @@ class Granite4Vision(Family):
             inputs["pixel_values"], inputs["image_sizes"], return_dict=True
         )
         return VisionFeatures(None, {int(layer): torch.cat(list(rows)) for layer, rows in output.deepstack_features})
+
+    def capturable_tower(self, model: nn.Module) -> None:
+        return None  # packing the tiles' rows reads the sizes of the images
 
     def positions(
         self, config: Any, input_ids: Int64Array, image_grid_thw: Int64Array, video_grid_thw: Int64Array | None = None

@@ -5,16 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
-from PIL.Image import Image
 from torch import nn
 
-from deepstack_serving.errors import CheckpointError, InvalidRequestError
+from deepstack_serving.errors import CheckpointError
 from deepstack_serving.families.base import (
     Family,
     ImageProcessing,
@@ -22,48 +20,13 @@ from deepstack_serving.families.base import (
     Positions,
     VideoProcessing,
     VisionFeatures,
+    rope_refusal,
 )
-from deepstack_serving.families.processor_files import IMAGES, PROCESSOR, VIDEOS, disagreement, holder
+from deepstack_serving.families.processor_files import PROCESSOR, VIDEOS
+from deepstack_serving.families.qwen3_vl_images import GridImageProcessing, check_processor
+from deepstack_serving.families.vision_tower import CapturableTower
 from deepstack_serving.files import read_object
 from deepstack_serving.injection import InjectionPoint
-
-# What the processor and the model must agree on, by their names for it.
-GRID_KEYS = {
-    "patch_size": "vision_config.patch_size",
-    "temporal_patch_size": "vision_config.temporal_patch_size",
-    "merge_size": "vision_config.spatial_merge_size",
-}
-
-
-class GridImageProcessing(ImageProcessing):
-    """Images resized to a grid of patches; merge_size squared patches make one language token."""
-
-    def __init__(self, checkpoint: Path) -> None:
-        from transformers.models.auto.image_processing_auto import AutoImageProcessor  # slow to import
-
-        # The PIL backend gives the same pixels on every machine; transformers would pick torchvision where it is found.
-        try:
-            self._processor = AutoImageProcessor.from_pretrained(checkpoint, backend="pil")
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{checkpoint}: the image processor cannot be read: {error}") from error
-        _check_processor(checkpoint, self._processor)
-        self._merge = int(self._processor.merge_size) ** 2
-
-    def token_count(self, width: int, height: int) -> int:
-        try:
-            patches = self._processor.get_number_of_image_patches(height, width)
-        except ValueError as error:
-            raise InvalidRequestError(f"an image of {width}x{height} pixels cannot be encoded: {error}") from error
-        tokens = int(patches) // self._merge
-        if tokens == 0:
-            raise InvalidRequestError(f"an image of {width}x{height} pixels is too small: it would give no image token")
-        return tokens
-
-    def prepare(self, images: Sequence[Image]) -> dict[str, torch.Tensor]:
-        return dict(self._processor(images=list(images), return_tensors="pt"))
-
-    def token_counts(self, inputs: Mapping[str, torch.Tensor]) -> list[int]:
-        return [int(count) // self._merge for count in inputs["image_grid_thw"].prod(-1)]
 
 
 class Qwen3VL(Family):
@@ -97,6 +60,9 @@ class Qwen3VL(Family):
                 f"is {text.hidden_size}"
             )
 
+    def capture_refusal(self, config: Any) -> str | None:
+        return rope_refusal(config.text_config)
+
     def image_token_id(self, config: Any) -> int:
         return int(config.image_token_id)
 
@@ -116,7 +82,7 @@ class Qwen3VL(Family):
         from deepstack_serving.families.qwen3_vl_video import GridVideoProcessing  # slow to import
 
         processing = GridVideoProcessing(checkpoint)
-        _check_processor(checkpoint, processing.processor, VIDEOS if (checkpoint / VIDEOS).is_file() else PROCESSOR)
+        check_processor(checkpoint, processing.processor, VIDEOS if (checkpoint / VIDEOS).is_file() else PROCESSOR)
         return processing
 
     def encode(self, model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> VisionFeatures:
@@ -128,6 +94,11 @@ class Qwen3VL(Family):
             output = inner.get_image_features(inputs["pixel_values"], inputs["image_grid_thw"], return_dict=True)
         levels = {layer: _rows(features) for layer, features in enumerate(output.deepstack_features)}
         return VisionFeatures(_rows(output.pooler_output), levels)
+
+    def capturable_tower(self, model: nn.Module) -> CapturableTower:
+        from deepstack_serving.families.qwen3_vl_tower import GridTower  # slow to import
+
+        return GridTower(cast(Any, model).model.visual)
 
     def positions(
         self, config: Any, input_ids: Int64Array, image_grid_thw: Int64Array, video_grid_thw: Int64Array | None = None
@@ -145,17 +116,6 @@ class Qwen3VL(Family):
             video_grid_thw=videos,
         )
         return Positions(positions[:, 0].numpy(), int(delta[0]))
-
-
-def _check_processor(checkpoint: Path, processor: Any, file: str | None = None) -> None:
-    """Patches must be cut and merged as the encoder takes them."""
-    from transformers import AutoConfig  # slow to import
-
-    config = AutoConfig.from_pretrained(checkpoint)
-    for key, model_key in GRID_KEYS.items():
-        if getattr(processor, key) != attrgetter(model_key)(config):
-            path = checkpoint / file if file else holder(checkpoint, key, IMAGES)
-            raise disagreement(path, key, getattr(processor, key), config, model_key)
 
 
 def _rows(features: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from deepstack_serving.attention import PackedSequence, PackedStep
+from deepstack_serving.execution.rows import StepRows
 from deepstack_serving.kv_pool import KVPool
 from deepstack_serving.stages.call import LanguageCall
 
@@ -24,6 +25,26 @@ def packed_step(call: LanguageCall, pool: KVPool, device: str) -> PackedStep:
     if call.block_tables is None:
         return PackedStep(tuple(sequences))
     return PackedStep(tuple(sequences), pool, torch.cat(slots).to(device))
+
+
+def step_rows(call: LanguageCall, block_tables: torch.Tensor, block_size: int) -> StepRows:
+    """The rows of a call with block tables, for the runner of a GPU."""
+    queries = torch.tensor(call.query_lengths)
+    contexts = torch.tensor(call.context_lengths)
+    ends = queries.cumsum(0)
+    sequence = torch.arange(len(queries)).repeat_interleave(queries)
+    token = (contexts - ends)[sequence] + torch.arange(len(sequence))
+    blocks = block_tables[sequence, token // block_size].long()
+    starts = torch.zeros(len(queries) + 1, dtype=torch.int32)
+    starts[1:] = ends
+    return StepRows(
+        position_ids=call.tensors["position_ids"].T.contiguous(),
+        slots=blocks * block_size + token % block_size,
+        block_tables=block_tables,
+        query_starts=starts,
+        context_lengths=contexts.int(),
+        max_query_length=max(call.query_lengths, default=0),
+    )
 
 
 def _slots(blocks: torch.Tensor, first: int, end: int, block_size: int) -> torch.Tensor:

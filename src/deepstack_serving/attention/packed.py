@@ -1,7 +1,8 @@
 """Attention over packed rows and the paged KV pool, plugged into transformers through its AttentionInterface.
 
 The step's layout rides down the decoder layers as the keyword argument `packed`. Each sequence attends alone over
-exactly its own context, so what other sequences or freed blocks hold cannot reach it, and no row is padding.
+exactly its own context, so what other sequences or freed blocks hold cannot reach it. A PackedStep goes to SDPA here
+and has no row of padding; a PagedLayer goes to the kernels of `paged`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch.nn import functional
 from transformers import AttentionInterface
 
+from deepstack_serving.attention.paged import PagedLayer, paged_attention
 from deepstack_serving.kv_pool import KVPool
 
 ATTENTION = "deepstack_packed"
@@ -79,10 +81,14 @@ def packed_attention(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     *,
-    packed: PackedStep,
+    packed: PackedStep | PagedLayer,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
     """query [1, heads, rows, dim], key and value [1, kv heads, rows, dim] -> ([1, rows, heads, dim], None)."""
+    if isinstance(packed, PagedLayer):
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        rows, new_keys, new_values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        return paged_attention(rows, new_keys, new_values, packed, scale)[None], None
     if packed.pool is None or packed.slots is None:
         contexts = [(key[:, :, item.start : item.end], value[:, :, item.start : item.end]) for item in packed.sequences]
     else:

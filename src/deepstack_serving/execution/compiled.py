@@ -1,0 +1,79 @@
+"""One compilation for all layers of a stage: a template layer, called with each layer's own parameters.
+
+The layers are transformers' modules of one structure; `torch.func.functional_call` hands the compiled template another
+layer's weights, and the keys and values of the pool come in as arguments, so nothing in the code is one layer's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from deepstack_serving.attention import PagedLayer
+
+AUTOTUNE = {"max_autotune": True, "coordinate_descent_tuning": True, "triton.cudagraphs": False}
+# One row: products become reductions, tuned one parameter after the other, at the speed of reading the weights.
+ONE_ROW = {"coordinate_descent_tuning": True}
+Kind = tuple[tuple[str, torch.Size], ...]  # layers of one kind share a template
+MAX_COMPILATIONS = 64  # of one function: decode sizes, and prefill once
+
+
+def allow_compilations() -> None:
+    """One function is compiled for many shapes on purpose; torch gives up after a few by default."""
+    torch._dynamo.config.recompile_limit = MAX_COMPILATIONS
+    torch._dynamo.config.accumulated_recompile_limit = 4 * MAX_COMPILATIONS
+
+
+def compile_exact(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiled once for every shape that it is called with."""
+    return torch.compile(function, dynamic=False)
+
+
+class CompiledLayers:
+    """The compiled LayerFunction of a stage's paged steps.
+
+    `dynamic`: one compilation for any number of rows (prefill); else one for each (decode), by exact shapes.
+    """
+
+    def __init__(self, layers: Mapping[int, nn.Module], *, dynamic: bool, autotune: bool) -> None:
+        self._parameters = {
+            layer: {**dict(module.named_parameters()), **dict(module.named_buffers())}
+            for layer, module in layers.items()
+        }
+        self._kinds = {layer: _structure(parameters) for layer, parameters in self._parameters.items()}
+        templates = {self._kinds[layer]: _template(module) for layer, module in layers.items()}
+        options: Any = AUTOTUNE if autotune else None
+        self._functions = _compiled(templates, dynamic, options)
+        self._one_row = self._functions if dynamic or autotune else _compiled(templates, dynamic, ONE_ROW)
+
+    def __call__(self, layer: int, hidden: torch.Tensor, rotary: Any, packed: PagedLayer) -> torch.Tensor:
+        functions = self._one_row if hidden.shape[1] == 1 else self._functions
+        return functions[self._kinds[layer]](self._parameters[layer], hidden, *rotary, *packed)
+
+
+def _compiled(
+    templates: Mapping[Kind, Callable[..., torch.Tensor]], dynamic: bool, options: Any
+) -> dict[Kind, Callable[..., torch.Tensor]]:
+    return {
+        kind: torch.compile(template, dynamic=dynamic, fullgraph=True, options=options)
+        for kind, template in templates.items()
+    }
+
+
+def _template(module: nn.Module) -> Callable[..., torch.Tensor]:
+    def run(
+        parameters: dict[str, torch.Tensor], hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *packed: Any
+    ) -> torch.Tensor:
+        options = {"position_embeddings": (cos, sin), "attention_mask": None, "packed": PagedLayer(*packed)}
+        output: torch.Tensor = functional_call(module, parameters, (hidden,), options)
+        return output
+
+    return run
+
+
+def _structure(parameters: Mapping[str, torch.Tensor]) -> Kind:
+    return tuple((name, tensor.shape) for name, tensor in parameters.items())

@@ -1,0 +1,76 @@
+"""Record a function over static tensors once, and run it again without Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+WARM_UP_RUNS = 2  # the first compiles and picks kernels, which a capture does not allow
+
+
+class Replay(Protocol):
+    """Runs what was recorded, on what is in its static inputs now. `output` is static: the next replay rewrites it."""
+
+    output: dict[str, torch.Tensor]
+
+    def __call__(self) -> None: ...
+
+
+class Recorder(Protocol):
+    """Makes replays."""
+
+    def record(self, function: Callable[[], dict[str, torch.Tensor]]) -> Replay:
+        """`function` takes no arguments: it reads static buffers."""
+
+
+class GraphReplay:
+    """A captured CUDA graph."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, output: dict[str, torch.Tensor]) -> None:
+        self._graph, self.output = graph, output
+
+    def __call__(self) -> None:
+        self._graph.replay()
+
+
+class CudaRecorder:
+    """Captures CUDA graphs that share one memory pool: they run one after another, and outputs leave as copies."""
+
+    def __init__(self, device: str) -> None:
+        self._device = torch.device(device)
+        self._pool: Any = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+
+    def record(self, function: Callable[[], dict[str, torch.Tensor]]) -> Replay:
+        with torch.cuda.device(self._device):
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                for _ in range(WARM_UP_RUNS):
+                    function()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            # Other threads may go on using the device meanwhile: those that prepare images do.
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                output = function()
+        return GraphReplay(graph, output)
+
+
+class CallReplay:
+    """Calls the function again, into the same output tensors: what a graph does, on a device that has none."""
+
+    def __init__(self, function: Callable[[], dict[str, torch.Tensor]]) -> None:
+        self._function = function
+        self.output = {name: tensor.clone() for name, tensor in function().items()}
+
+    def __call__(self) -> None:
+        for name, tensor in self._function().items():
+            self.output[name].copy_(tensor)
+
+
+class CallRecorder:
+    """For tests of everything about graphs but the capture itself."""
+
+    def record(self, function: Callable[[], dict[str, torch.Tensor]]) -> Replay:
+        return CallReplay(function)

@@ -1,0 +1,286 @@
+"""Runs the paged steps of a language stage on a GPU: eagerly, or as the replay of a graph captured for their size.
+
+A decode step (one row per sequence) is padded to a number of sequences, a prefill step to a number of rows, in both
+ways of running alike, so that they compute the same products. Where they differ is how inputs reach the layers: fresh
+tensors and explicit rows here, slots there.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from deepstack_serving.attention import PagedLayer
+from deepstack_serving.errors import SettingsError, StageError
+from deepstack_serving.execution.buckets import bucket_for
+from deepstack_serving.execution.layers import DecoderLayers, Inject, LayerFunctions
+from deepstack_serving.execution.recorder import Recorder, Replay
+from deepstack_serving.execution.rows import NAMES, StepRows
+from deepstack_serving.execution.slots import SlotRegistry, SlotSpec
+from deepstack_serving.injection import add_features
+from deepstack_serving.kv_pool import KVPool
+from deepstack_serving.wire import deepstack_name
+
+PREFILL_SEQUENCES = 8  # of a captured prefill step; every one costs idle programs in the attention of each layer
+Head = Callable[[torch.Tensor], dict[str, torch.Tensor]]
+
+
+Advance = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int], None]
+ADVANCED = ("position_ids", "slots", "block_tables", "context_lengths")
+
+
+@dataclass(frozen=True)
+class CompiledStep:
+    """The compiled parts of a stage's steps."""
+
+    decode: LayerFunctions
+    prefill: LayerFunctions
+    head: Head | None
+    advance: Advance
+
+
+def advance(
+    position_ids: torch.Tensor, slots: torch.Tensor, tables: torch.Tensor, contexts: torch.Tensor, block_size: int
+) -> None:
+    """Move the layout of a decode step one token further, in place; sequences of padding stay what they are."""
+    runs = contexts > 0
+    position_ids.add_(runs[:, None])
+    contexts.add_(runs)
+    token = (contexts - 1).clamp_min(0).long()
+    column = (token // block_size).clamp_max(tables.shape[1] - 1)
+    further = tables.gather(1, column[:, None])[:, 0].long() * block_size + token % block_size
+    slots.copy_(torch.where(runs, further, -1))
+
+
+@dataclass(frozen=True)
+class StepFeatures:
+    """The deepstack features of one step: feature row `sources[i]` of each tensor belongs to packed row `rows[i]`."""
+
+    tensors: Mapping[int, torch.Tensor]  # by decoder layer, [feature rows, width]
+    rows: torch.Tensor
+    sources: torch.Tensor
+
+    def add(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
+        """An Inject."""
+        return add_features(hidden, self.rows, self.tensors[layer], self.sources)
+
+    def dense(self, layer: int, rows: int) -> torch.Tensor:
+        """[rows, width], zero where a row has no feature."""
+        features = self.tensors[layer].index_select(0, self.sources)
+        return features.new_zeros(rows, features.shape[1]).index_copy_(0, self.rows, features)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What steps are padded to; no sizes: they run as they are."""
+
+    decode: tuple[int, ...] = ()  # sequences
+    prefill: tuple[int, ...] = ()  # rows
+    columns: int = 1  # of the block tables
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    rows: int
+    sequences: int
+    max_query_length: int
+
+    @property
+    def is_decode(self) -> bool:
+        return self.max_query_length == 1
+
+
+class StepRunner:
+    """Owns the slots and graphs of one stage. `head` runs on the rows of decode steps: the last stage's sampling."""
+
+    def __init__(
+        self,
+        layers: DecoderLayers,
+        pool: KVPool,
+        sizes: Sizes,
+        head: Head | None,
+        compiled: CompiledStep | None = None,
+    ) -> None:
+        self._layers, self._pool, self._sizes = layers, pool, sizes
+        self._decode = compiled.decode if compiled else None
+        self._prefill = compiled.prefill if compiled else None
+        self._head = compiled.head if compiled else head
+        self._advance = compiled.advance if compiled else advance
+        self._device = str(pool.keys.device)
+        self._replays: dict[_Bucket, Replay] = {}
+        self._last: tuple[_Bucket, int] | None = None
+        self.slots = SlotRegistry((), self._device)
+
+    @property
+    def captured(self) -> int:
+        """How many graphs there are."""
+        return len(self._replays)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether its layers are compiled."""
+        return self._decode is not None
+
+    def run(
+        self,
+        hidden: torch.Tensor,
+        step: StepRows,
+        features: StepFeatures | None,
+        wanted: Collection[str],
+        *,
+        eager: bool = False,
+    ) -> dict[str, torch.Tensor]:
+        """hidden [rows, width] on the device through the layers.
+
+        Gives those of the `wanted` that the step has, each [rows, ...]: what the head makes of a decode step, else
+        `hidden`. They are the caller's own: no later step changes them.
+        """
+        self._last = None
+        bucket = self._bucket(step, features)
+        if bucket is None:
+            return self._eager(hidden, step, features)
+        if bucket in self._replays and not eager:
+            self._refresh(bucket, hidden, step, features)
+            return self._replay(bucket, step.rows, wanted)
+        padded = step.padded(bucket.rows, bucket.sequences, self._sizes.columns, bucket.max_query_length)
+        rows = torch.cat([hidden, hidden.new_zeros(bucket.rows - len(hidden), hidden.shape[1])])
+        return {name: tensor[: step.rows] for name, tensor in self._eager(rows, padded, features).items()}
+
+    @property
+    def can_continue(self) -> bool:
+        """Whether the last step was a replayed decode step, which leaves its slots one token further."""
+        return self._last is not None
+
+    def continue_decode(self, hidden: torch.Tensor, wanted: Collection[str]) -> dict[str, torch.Tensor]:
+        """The next decode step of the same sequences, as `run` would do it: only `hidden` is new."""
+        if self._last is None:
+            raise StageError("there is no replayed decode step to continue")
+        self.slots.replace("hidden", hidden)
+        return self._replay(*self._last, wanted)
+
+    def capture(self, recorder: Recorder) -> None:
+        """Capture a graph for every size, the largest first. Raises SettingsError when that fails."""
+        buckets = [_decode_bucket(size) for size in self._sizes.decode]
+        buckets += [self._prefill_bucket(size) for size in self._sizes.prefill]
+        self.slots = SlotRegistry(self._specs(), self._device)
+        for number, bucket in enumerate(sorted(buckets, key=lambda item: -item.rows)):
+            started = time.monotonic()
+            try:
+                self._replays[bucket] = recorder.record(lambda bucket=bucket: self._captured(bucket))  # type: ignore[misc]
+            except RuntimeError as error:
+                self._replays.clear()
+                raise SettingsError(
+                    f"setting 'execution': a step of {bucket.rows} rows cannot be captured: {error}; "
+                    "set it to 'eager', or 'graph_fallback' to true"
+                ) from error
+            logging.getLogger(__name__).info(
+                "captured %s of %d rows (%d of %d) in %.1f s",
+                "decode" if bucket.is_decode else "prefill",
+                bucket.rows,
+                number + 1,
+                len(buckets),
+                time.monotonic() - started,
+            )
+
+    def _bucket(self, step: StepRows, features: StepFeatures | None) -> _Bucket | None:
+        if step.max_query_length == 1 and features is None:
+            size = bucket_for(self._sizes.decode, step.sequences)
+            return None if size is None else _decode_bucket(size)
+        size = bucket_for(self._sizes.prefill, step.rows)
+        if size is None or step.sequences > PREFILL_SEQUENCES:
+            return None
+        return self._prefill_bucket(size)
+
+    @staticmethod
+    def _prefill_bucket(size: int) -> _Bucket:
+        return _Bucket(size, PREFILL_SEQUENCES, max(size, 2))
+
+    def _eager(self, hidden: torch.Tensor, step: StepRows, features: StepFeatures | None) -> dict[str, torch.Tensor]:
+        layout = {name: tensor.to(self._device, non_blocking=True) for name, tensor in step.tensors().items()}
+        is_decode = step.max_query_length == 1 and features is None
+        functions = self._decode if is_decode else self._prefill
+        inject = None if features is None else features.add
+        return self._forward(hidden, layout, step.max_query_length, inject, functions, is_decode)
+
+    def _forward(
+        self,
+        hidden: torch.Tensor,
+        layout: Mapping[str, torch.Tensor],
+        max_query_length: int,
+        inject: Inject | None,
+        functions: LayerFunctions | None,
+        with_head: bool,
+    ) -> dict[str, torch.Tensor]:
+        def packed(layer: int) -> PagedLayer:
+            keys, values = self._pool.layer(layer)
+            return PagedLayer(
+                keys, values, **{name: layout[name] for name in NAMES[1:]}, max_query_length=max_query_length
+            )
+
+        hidden = self._layers.run(hidden, layout["position_ids"].T, packed, inject, functions)
+        return self._head(hidden) if with_head and self._head else {"hidden": hidden}
+
+    def _captured(self, bucket: _Bucket) -> dict[str, torch.Tensor]:
+        """What a graph of this size computes, over the slots."""
+        sequences = bucket.sequences
+        ends = {"block_tables": sequences, "context_lengths": sequences, "query_starts": sequences + 1}
+
+        def slot(name: str) -> torch.Tensor:
+            return self.slots.buffer(name)[: ends.get(name, bucket.rows)]
+
+        def inject(layer: int, hidden: torch.Tensor) -> torch.Tensor:
+            return hidden + slot(deepstack_name(layer))
+
+        layout = {name: slot(name) for name in NAMES}
+        output = self._forward(
+            slot("hidden"),
+            layout,
+            bucket.max_query_length,
+            None if bucket.is_decode else inject,
+            self._decode if bucket.is_decode else self._prefill,
+            bucket.is_decode,
+        )
+        if bucket.is_decode:
+            position_ids, slots, tables, contexts = (layout[name] for name in ADVANCED)
+            self._advance(position_ids, slots, tables, contexts, self._pool.block_size)
+        return output
+
+    def _refresh(self, bucket: _Bucket, hidden: torch.Tensor, step: StepRows, features: StepFeatures | None) -> None:
+        tensors = step.with_sequences(bucket.sequences).tensors()
+        values: dict[str, torch.Tensor | None] = {"hidden": hidden, **tensors}
+        if features is not None:
+            for layer in self._layers.plan.injected:
+                values[deepstack_name(layer)] = features.dense(layer, len(hidden))
+        self.slots.refresh(values)
+
+    def _replay(self, bucket: _Bucket, rows: int, wanted: Collection[str]) -> dict[str, torch.Tensor]:
+        replay = self._replays[bucket]
+        replay()
+        self._last = (bucket, rows) if bucket.is_decode else None
+        return {name: tensor[:rows].clone() for name, tensor in replay.output.items() if name in wanted}
+
+    def _specs(self) -> Sequence[SlotSpec]:
+        """Deepstack slots only where prefill is captured, and only for the layers that this stage adds."""
+        text: Any = self._layers.family.text_model(self._layers.model).config
+        rows = max((*self._sizes.decode, *self._sizes.prefill), default=1)
+        sequences = max((*self._sizes.decode, PREFILL_SEQUENCES), default=1)
+        width, dtype, axes = text.hidden_size, self._pool.keys.dtype, self._layers.family.position_axes
+        injected = self._layers.plan.injected if self._sizes.prefill else ()
+        return (
+            SlotSpec("hidden", (rows, width), dtype, self._device),
+            SlotSpec("position_ids", (rows, axes), torch.int64, "cpu"),
+            SlotSpec("slots", (rows,), torch.int64, "cpu", empty=-1),
+            SlotSpec("block_tables", (sequences, self._sizes.columns), torch.int32, "cpu", free=(0, 1), constant=True),
+            SlotSpec("query_starts", (sequences + 1,), torch.int32, "cpu"),
+            SlotSpec("context_lengths", (sequences,), torch.int32, "cpu"),
+            *(SlotSpec(deepstack_name(layer), (rows, width), dtype, self._device) for layer in injected),
+        )
+
+
+def _decode_bucket(size: int) -> _Bucket:
+    return _Bucket(size, size, 1)

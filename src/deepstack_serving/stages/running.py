@@ -1,0 +1,75 @@
+"""How a language stage runs its steps: which sizes it pads to, what it compiles, and what it captures at start-up."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from deepstack_serving.errors import SettingsError
+from deepstack_serving.execution.buckets import needed_sizes
+from deepstack_serving.execution.layers import DecoderLayers, LayerFunctions
+from deepstack_serving.execution.recorder import CudaRecorder, Recorder
+from deepstack_serving.execution.runner import CompiledStep, Head, Sizes, StepRunner, advance
+from deepstack_serving.kv_pool import KVPool
+from deepstack_serving.settings import Settings, keep_compiled_code
+
+
+def step_sizes(settings: Settings, pool: KVPool, max_context_length: int) -> Sizes:
+    """What the steps of these settings are padded to."""
+    context = settings.max_context_length or max_context_length
+    return Sizes(
+        needed_sizes(settings.decode_batch_sizes, settings.max_running_requests),
+        needed_sizes(settings.prefill_graph_tokens, settings.prefill_token_budget),
+        min(-(-context // pool.block_size), pool.blocks),
+    )
+
+
+def check_execution(settings: Settings, device: str) -> None:
+    """Raises SettingsError when the settings ask for graphs where there are none."""
+    if settings.execution == "graph" and device == "cpu":
+        raise SettingsError("setting 'execution' is 'graph', but this stage is on a CPU: set it to auto or eager")
+
+
+def make_runner(settings: Settings, layers: DecoderLayers, pool: KVPool, sizes: Sizes, head: Head | None) -> StepRunner:
+    """The runner of a stage on a GPU, its layers compiled as the settings say."""
+    on_cpu = pool.keys.device.type == "cpu"
+    compiled = None if on_cpu or settings.compile == "off" else _compile(settings, layers, head)
+    return StepRunner(layers, pool, sizes, head, compiled)
+
+
+def start_graphs(settings: Settings, layers: DecoderLayers, runner: StepRunner, recorder: Recorder) -> None:
+    """Capture all graphs, or go on eagerly where the settings allow it. Raises SettingsError."""
+    started, logger = time.monotonic(), logging.getLogger(__name__)
+    try:
+        refusal = layers.family.capture_refusal(layers.model.config)
+        if refusal is not None:
+            raise SettingsError(f"setting 'execution': {refusal}; set it to 'eager', or 'graph_fallback' to true")
+        runner.capture(recorder)
+    except SettingsError as error:
+        if not settings.graph_fallback:
+            raise
+        logger.warning("steps run eagerly, as 'graph_fallback' allows: %s", error)
+        return
+    logger.info("captured %d graphs in %.1f s", runner.captured, time.monotonic() - started)
+
+
+def cuda_recorder(device: str) -> Recorder:
+    """Captures on the stage's device."""
+    return CudaRecorder(device)
+
+
+def _compile(settings: Settings, layers: DecoderLayers, head: Head | None) -> CompiledStep:
+    from deepstack_serving.execution.compiled import CompiledLayers, allow_compilations, compile_exact  # slow to import
+
+    keep_compiled_code(settings)
+    allow_compilations()
+    modules = layers.family.text_model(layers.model).layers
+    own = {layer: modules[layer] for layer in range(layers.plan.first_layer, layers.plan.end_layer)}
+    decode = CompiledLayers(own, dynamic=False, autotune=settings.compile == "autotune")
+    prefill = CompiledLayers(own, dynamic=True, autotune=False)
+    return CompiledStep(
+        LayerFunctions(decode, compile_exact(layers.rotary)),
+        LayerFunctions(prefill, layers.rotary),
+        compile_exact(head) if head else None,
+        compile_exact(advance),
+    )
