@@ -1,18 +1,20 @@
 """The vision encoder: image and video files in, one row of features per image or video token out, for every level.
 
-Files are decoded in threads; features of a file that was seen before come from a bounded cache.
+Files are decoded in threads; features of a file that was seen before come from a bounded cache. On a GPU the pixels go
+there as bytes, the tower runs as vision_graphs.py says, and features stay there; grids and counts are host tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from deepstack_serving.checkpoint import Checkpoint
 from deepstack_serving.errors import InvalidRequestError, StageError, WireError
+from deepstack_serving.execution.recorder import Recorder
 from deepstack_serving.feature_cache import FeatureCache, feature_key
 from deepstack_serving.media import (
     MediaFiles,
@@ -29,6 +31,8 @@ from deepstack_serving.stages.device import limit_cpu_threads, stage_device
 from deepstack_serving.stages.info import StageInfo
 from deepstack_serving.stages.limits import image_limits, video_limits
 from deepstack_serving.stages.loading import load_vision_stage
+from deepstack_serving.stages.running import check_execution, cuda_recorder
+from deepstack_serving.stages.vision_graphs import TowerRunner, named
 from deepstack_serving.wire import (
     IMAGE_GRID,
     IMAGE_TOKENS,
@@ -37,7 +41,6 @@ from deepstack_serving.wire import (
     VIDEO_TOKENS,
     VISION_ENCODER,
     TensorSpec,
-    deepstack_name,
     vision_interface,
 )
 
@@ -57,6 +60,7 @@ class VisionStage:
     def __init__(self, settings: Settings, checkpoint: Checkpoint) -> None:
         self.interface = vision_interface(checkpoint.contract)
         self.device = stage_device(settings, VISION_ENCODER)
+        check_execution(settings, self.device)
         limit_cpu_threads(settings)
         self.info = StageInfo(
             VISION_ENCODER, checkpoint.fingerprint, checkpoint.contract.dtype, self.device, StageInfo.new_instance()
@@ -66,9 +70,27 @@ class VisionStage:
         self._processing = self._family.image_processing(checkpoint.folder)
         has_video = checkpoint.contract.has_video
         self._videos = self._family.video_processing(checkpoint.folder) if has_video else None
+        self._settings = settings
         self._model = load_vision_stage(checkpoint, self.device)
+        self.runner: TowerRunner | None = None
         self._cache: FeatureCache[Encoded] = FeatureCache(settings.vision_cache_bytes)
         self._decoders = ThreadPoolExecutor(settings.decode_threads, thread_name_prefix="decode")
+        if self.device != "cpu":
+            self.start_tower(None if settings.execution == "eager" else cuda_recorder(self.device))
+
+    @torch.inference_mode()
+    def start_tower(self, recorder: Recorder | None) -> None:
+        """Run the tower without host work from now on, as graphs of the recorder, where the family can.
+
+        Raises SettingsError when compiling or capturing fails and no fallback is allowed.
+        """
+        tower = self._family.capturable_tower(self._model)
+        if tower is None:
+            return
+        self.runner = TowerRunner(tower, self._settings)
+        self.runner.start(recorder)
+        execution = "graph" if self.runner.captures else "eager"
+        self.info = replace(self.info, execution=execution, compiled=self.runner.is_compiled)
 
     def run(self, files: MediaFiles, wanted: Collection[str]) -> dict[str, torch.Tensor]:
         """Features of the images, in order, then of the videos, packed, with their grids and token counts."""
@@ -97,7 +119,8 @@ class VisionStage:
             if key not in found:
                 missing.setdefault(key, number)
         for batch in in_batches({number: files[number] for number in missing.values()}, self._limits):
-            inputs = self._processing.prepare(decode_all(batch, self._limits, self._decoders))
+            pictures = decode_all(batch, self._limits, self._decoders)
+            inputs = self._processing.assemble(list(self._decoders.map(self._processing.fit, pictures)), self.device)
             counts = self._processing.token_counts(inputs)
             for number, image in zip(batch, self._encode(inputs, inputs[IMAGE_GRID.name], counts), strict=True):
                 found[keys[number]] = image
@@ -124,7 +147,7 @@ class VisionStage:
         return video
 
     def _packed(self, encoded: Sequence[Encoded], spec: TensorSpec) -> torch.Tensor:
-        none = torch.zeros(0, spec.shape[-1], dtype=self._dtype)
+        none = torch.zeros(0, spec.shape[-1], dtype=self._dtype, device=self.device)
         return torch.cat([item.features[spec.name] for item in encoded]) if encoded else none
 
     def _keep(self, key: str, encoded: Encoded) -> None:
@@ -132,11 +155,12 @@ class VisionStage:
 
     @torch.inference_mode()
     def _encode(self, inputs: dict[str, torch.Tensor], grids: torch.Tensor, counts: list[int]) -> list[Encoded]:
-        encoded = self._family.encode(self._model, {name: tensor.to(self.device) for name, tensor in inputs.items()})
-        features = {deepstack_name(layer): tensor for layer, tensor in encoded.deepstack.items()}
-        if encoded.image_embeds is not None:
-            features["image_embeds"] = encoded.image_embeds
-        self._check(features, sum(counts))
+        if self.runner is not None:
+            features = self.runner.run(inputs)
+        else:
+            moved = {name: tensor.to(self.device) for name, tensor in inputs.items()}
+            features = named(self._family.encode(self._model, moved))
+        _check(features, sum(counts))
         # Each one keeps copies: a view would hold the whole batch in the cache.
         parts = {
             name: [part.clone() for part in torch.split(tensor.to(self._dtype), counts)]
@@ -147,14 +171,17 @@ class VisionStage:
             for index, count in enumerate(counts)
         ]
 
-    def _check(self, features: dict[str, torch.Tensor], rows: int) -> None:
-        for name, tensor in features.items():
-            if len(tensor) != rows:
-                raise StageError(f"the encoder gave {len(tensor)} rows of {name!r} for {rows} image tokens")
-            if not bool(tensor.isfinite().all()):
-                raise StageError(
-                    f"the encoder gave values of {name!r} that are not finite; the images or videos are not answered"
-                )
+
+def _check(features: dict[str, torch.Tensor], rows: int) -> None:
+    for name, tensor in features.items():
+        if len(tensor) != rows:
+            raise StageError(f"the encoder gave {len(tensor)} rows of {name!r} for {rows} image tokens")
+    finite = torch.stack([tensor.isfinite().all() for tensor in features.values()]).tolist()  # the one wait of a run
+    for name, is_finite in zip(features, finite, strict=True):
+        if not is_finite:
+            raise StageError(
+                f"the encoder gave values of {name!r} that are not finite; the images or videos are not answered"
+            )
 
 
 def _sizes(encoded: Sequence[Encoded], grid: TensorSpec, tokens: TensorSpec) -> dict[str, torch.Tensor]:
