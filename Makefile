@@ -63,8 +63,8 @@ bench: $(INSTALLED)  ## Measure this server beside transformers' generate; resul
 perf: $(INSTALLED)  ## Load-test with TOOL=perf_analyzer or TOOL=aiperf
 	$(BIN)/python -m bench.perf --tool $(TOOL) --checkpoint $(CHECKPOINT)
 
-audit: $(INSTALLED)  ## Show that visual features reach the answer: normal against zeroed deepstack, split against unsplit
-	$(BIN)/python -m pytest tests/parity -q
+audit: $(INSTALLED)  ## Show that visual features reach the answers of a server of CHECKPOINT, eagerly and in graphs
+	$(BIN)/deepstack audit --start-server --checkpoint $(CHECKPOINT)
 
 clean:  ## Remove what the targets made
 	rm -rf $(VENV) build dist .cache .mypy_cache .ruff_cache .pytest_cache client/build

@@ -9,7 +9,7 @@ import argparse
 import itertools
 import json
 import string
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,15 +52,18 @@ def ensure_checkpoint(folder: Path) -> Path:
     return folder
 
 
-def build_tokenizer() -> Tokenizer:
-    """Byte-level BPE whose merges are strings of small letters, so that any id of the vocabulary is text."""
+def build_tokenizer(size: int = VOCABULARY, special: Sequence[str] = _SPECIAL) -> Tokenizer:
+    """Byte-level BPE whose merges are strings of small letters, so that any id below `size` is text.
+
+    Digits never merge: a text of n digits is n tokens. The special tokens have the last ids.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = list(itertools.islice(_merges(), VOCABULARY - len(alphabet) - len(_SPECIAL)))
+    merges = list(itertools.islice(_merges(), size - len(alphabet) - len(special)))
     words = [*alphabet, *(left + right for left, right in merges)]
     tokenizer = Tokenizer(models.BPE({word: index for index, word in enumerate(words)}, merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _SPECIAL])
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     return tokenizer
 
 
@@ -115,22 +118,22 @@ def _write_checkpoint(folder: Path) -> None:
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     tokens = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "image_token": "<|image_pad|>"}
-    _write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **tokens})
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **tokens})
     (folder / "chat_template.jinja").write_text(_CHAT_TEMPLATE)
     pixels = {"patch_size": 16, "temporal_patch_size": 2, "merge_size": 2, "size": _pixel_limits()}
     levels = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-    _write_json(
+    write_json(
         folder / "preprocessor_config.json", {"image_processor_type": "Qwen2VLImageProcessorFast", **pixels, **levels}
     )
     end = tokenizer.token_to_id("<|im_end|>")
-    _write_json(folder / "generation_config.json", {"do_sample": False, "eos_token_id": [end]})
+    write_json(folder / "generation_config.json", {"do_sample": False, "eos_token_id": [end]})
 
 
 def _pixel_limits() -> dict[str, int]:
     return {"shortest_edge": 4 * 32 * 32, "longest_edge": 1024 * 32 * 32}
 
 
-def _write_json(path: Path, values: dict[str, Any]) -> None:
+def write_json(path: Path, values: dict[str, Any]) -> None:
     path.write_text(json.dumps(values, indent=2) + "\n")
 
 

@@ -18,7 +18,7 @@ from bench.comparison import Plan, compare
 from bench.failures import BenchError
 from bench.figures import markdown_table
 from bench.machine import command_line, describe
-from bench.options import add_output, counts, variable
+from bench.options import add_output, counts, names, variable
 from bench.serving import CACHE, DEMO_CHECKPOINT, say
 from deepstack_serving.errors import DeepstackError
 
@@ -97,8 +97,8 @@ def _write(folder: Path, about: Mapping[str, Any], results: Sequence[Mapping[str
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--checkpoints", type=_names(_ARMS), default=_ARMS, metavar="demo,random")
-    parser.add_argument("--dtypes", type=_names(_DTYPES), default=_DTYPES, metavar="float32,bfloat16")
+    parser.add_argument("--checkpoints", type=names(_ARMS), default=_ARMS, metavar="demo,random")
+    parser.add_argument("--dtypes", type=names(_DTYPES), default=_DTYPES, metavar="float32,bfloat16")
     parser.add_argument("--demo-checkpoint", type=Path, default=DEMO_CHECKPOINT, metavar="DIR")
     parser.add_argument("--samples", type=int, default=5, metavar="N", help="requests that medians are taken of")
     parser.add_argument("--clients", type=counts, default=(1, 4, 8, 16), metavar="N,N,...")
@@ -108,16 +108,6 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--cache", type=Path, default=CACHE, metavar="DIR", help="where the random checkpoint is kept")
     add_output(parser)
     return parser.parse_args()
-
-
-def _names(known: Sequence[str]) -> Any:
-    def parse(text: str) -> tuple[str, ...]:
-        names = tuple(text.split(","))
-        if not set(names) <= set(known):
-            raise argparse.ArgumentTypeError(f"{text!r}; known: {', '.join(known)}")
-        return names
-
-    return parse
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """The clients: a process of its own that sends requests over gRPC, some at once, and measures them.
 
-`python -m bench.load` reads a plan from standard input and writes the records to standard output, both JSON.
+`python -m bench.load` reads a plan from standard input and writes the records to standard output, both JSON and a line.
+With `"waits": true` in the plan it says READY once it could begin, and begins at the next line of its input, so that
+several such processes begin together.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from typing import Any
 
 from bench.records import Case, Record
 from deepstack_client import Client
+
+READY = "ready"
 
 
 def measure_whole(client: Client, case: Case) -> Record:
@@ -48,15 +52,25 @@ def measure(client: Client, case: Case) -> Record:
 def run_plan(plan: Any) -> dict[str, Any]:
     """All cases in order, at most `clients` at a time; `wall_s` runs from the first start to the last end.
 
-    A single client streams, to see its first token; several ask for whole answers, as `generate` gives them.
+    Unless the plan says `stream`, a single client streams, to see its first token, and several ask for whole answers,
+    as `generate` gives them. `started_s` is on the clock that all processes of a machine share.
     """
-    ask = measure if plan["clients"] == 1 else measure_whole
+    ask = measure if plan.get("stream", plan["clients"] == 1) else measure_whole
     cases = [Case(**values) for values in plan["cases"]]
     with Client(plan["address"]) as client, ThreadPoolExecutor(plan["clients"]) as pool:
+        client.is_ready()  # the connection is there before the clock starts
+        _wait_for_others(plan)
         started_s = time.perf_counter()
         records: Sequence[Record] = list(pool.map(lambda case: ask(client, case), cases))
-        return {"wall_s": time.perf_counter() - started_s, "records": [asdict(record) for record in records]}
+        wall_s = time.perf_counter() - started_s
+    return {"started_s": started_s, "wall_s": wall_s, "records": [asdict(record) for record in records]}
+
+
+def _wait_for_others(plan: Any) -> None:
+    if plan.get("waits"):
+        print(READY, flush=True)
+        sys.stdin.readline()
 
 
 if __name__ == "__main__":
-    json.dump(run_plan(json.load(sys.stdin)), sys.stdout)
+    json.dump(run_plan(json.loads(sys.stdin.readline())), sys.stdout)

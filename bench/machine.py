@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ("torch", "transformers", "numpy", "nvidia-pytriton", "tritonclient", "deepstack-serving")
+_PACKAGES = ("torch", "triton", "transformers", "numpy", "nvidia-pytriton", "tritonclient", "deepstack-serving")
 _KIBIBYTES_PER_MEBIBYTE = 1024
 
 

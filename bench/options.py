@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench.serving import RESULTS
@@ -22,6 +23,18 @@ def variable(text: str) -> tuple[str, str]:
     if not (name and equals):
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
     return name, value
+
+
+def names(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    """Reads some of the known names, separated by commas."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        found = tuple(text.split(","))
+        if not set(found) <= set(known):
+            raise argparse.ArgumentTypeError(f"{text!r}; known: {', '.join(known)}")
+        return found
+
+    return parse
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:

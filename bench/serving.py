@@ -7,12 +7,12 @@ import sys
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from deepstack_serving.embedded import EmbeddedServer, Progress
-from deepstack_serving.repository import model_names
+from deepstack_serving.embedded import EmbeddedServer, Progress, ServerOptions
+from deepstack_serving.repository import model_names, stages_of
 
 PROJECT = Path(__file__).parents[1]
 MODELS = model_names()
@@ -21,6 +21,7 @@ RESULTS = CACHE / "results"
 DEMO_CHECKPOINT = PROJECT / "demo" / "checkpoints" / "qwen3_vl_digits"
 _START_LIMIT_S = 600.0
 _CALL_LIMIT_S = 30.0
+_TIMES = ("queue", "compute_input", "compute_infer", "compute_output")
 
 
 @dataclass(frozen=True)
@@ -38,20 +39,24 @@ class ModelStatistics:
     executions: int
     compute_infer_ns: int
     failures: int
+    queue_ns: int = 0
+    compute_input_ns: int = 0
+    compute_output_ns: int = 0
 
     def since(self, before: ModelStatistics) -> ModelStatistics:
-        return ModelStatistics(
-            self.executions - before.executions,
-            self.compute_infer_ns - before.compute_infer_ns,
-            self.failures - before.failures,
-        )
+        return ModelStatistics(*(mine - theirs for mine, theirs in zip(astuple(self), astuple(before), strict=True)))
 
 
 @contextmanager
-def embedded_server(checkpoint: Path, environment: Mapping[str, str] | None = None) -> Iterator[EmbeddedServer]:
-    """A ready server of the project's model repository; says on standard error what it waits for."""
+def embedded_server(
+    checkpoint: Path,
+    environment: Mapping[str, str] | None = None,
+    repository: Path = PROJECT / "model_repository",
+    options: ServerOptions | None = None,
+) -> Iterator[EmbeddedServer]:
+    """A ready server of a model repository, the project's own by default; says on standard error what it waits for."""
     variables = {"DEEPSTACK_CHECKPOINT": str(checkpoint.absolute()), **(environment or {})}
-    with EmbeddedServer(PROJECT / "model_repository", MODELS, variables) as server:
+    with EmbeddedServer(repository, model_names(stages_of(repository)), variables, options) as server:
         server.wait_until_ready(_START_LIMIT_S, lambda: server.ask("Hello"), _Waiting())
         say(f"server ready: gRPC {server.grpc_address}, HTTP {server.http_address}")
         yield server
@@ -73,7 +78,8 @@ def parse_statistics(content: Any) -> ModelStatistics:
     model = content["model_stats"][0]
     times = model["inference_stats"]
     failures = int(times["fail"]["count"])
-    return ModelStatistics(int(model["execution_count"]), int(times["compute_infer"]["ns"]), failures)
+    nanoseconds = {f"{name}_ns": int(times.get(name, {}).get("ns", 0)) for name in _TIMES}
+    return ModelStatistics(executions=int(model["execution_count"]), failures=failures, **nanoseconds)
 
 
 def say(text: str) -> None:

@@ -11,7 +11,7 @@ import json
 import os
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypedDict
 
 from deepstack_client.errors import InvalidRequestError
@@ -48,6 +48,8 @@ class RequestOptions(TypedDict, total=False):
     """Frames a second to take of each video file; left out, the checkpoint's."""
     video_num_frames: int | None
     """Or so many frames of each."""
+    parameters: Mapping[str, str]
+    """Request parameters beside the inputs, for a server that knows them."""
     raw_prompt: bool
     """Use the prompt as it stands, without the chat template."""
     timeout_s: float | None
@@ -62,6 +64,7 @@ class WireRequest:
     model: str
     request_id: str
     inputs: Mapping[str, InputValue]
+    parameters: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def stream(self) -> bool:
@@ -85,7 +88,7 @@ class RequestFactory:
         media = _image_inputs(images) | _video_inputs(options)
         inputs = _prompt_inputs(prompt) | media | _option_inputs(options) | {"stream": stream}
         request_id = _unicode(options.get("request_id") or uuid.uuid4().hex, "request_id")
-        request = WireRequest(self.model, request_id, inputs)
+        request = WireRequest(self.model, request_id, inputs, options.get("parameters", {}))
         return request, options.get("timeout_s", self.timeout_s)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from deepstack_serving.errors import DeepstackError, SettingsError
@@ -42,6 +42,13 @@ def check_split(arguments: argparse.Namespace) -> None:
             f"--split {','.join(map(str, points))} has {len(points)} points, but --stages {arguments.stages} needs "
             f"{wanted}"
         )
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Lines of cells in columns, each as wide as its widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(lines) + "\n"
 
 
 def refusing(command: Command) -> Command:

@@ -13,6 +13,7 @@ from typing import Protocol
 from deepstack_serving.errors import WireError
 from deepstack_serving.injection import StagePlan
 
+_ITEM_BYTES = {"FP32": 4, "BF16": 2, "FP16": 2}
 VISION_ENCODER = "vision_encoder"
 ORCHESTRATOR = "orchestrator"
 
@@ -60,6 +61,11 @@ def deepstack_name(layer: int) -> str:
     return f"ds_{layer}"
 
 
+def is_forwarded(name: str) -> bool:
+    """Whether the orchestrator only passes the tensor on, so that it may stay on a GPU; all others it reads."""
+    return name in ("image_embeds", "hidden_states") or name.startswith("ds_")
+
+
 STAGE_INFO = TensorSpec("stage_info", "UINT8", (-1,))  # JSON of stages.info.StageInfo; a call for it alone runs nothing
 
 # vision_encoder. From the orchestrator, or a client that uses the encoder alone.
@@ -76,6 +82,12 @@ INPUT_IDS = TensorSpec("input_ids", "INT64", (-1,))
 QUERY_LENGTHS = TensorSpec("query_lengths", "INT32", (-1,))
 CONTEXT_LENGTHS = TensorSpec("context_lengths", "INT32", (-1,))  # tokens attended to, this call's included
 BLOCK_TABLES = TensorSpec("block_tables", "INT32", (-1, -1), optional=True)  # absent or no columns: stateless call
+EAGER = TensorSpec("eager", "BOOL", (1,), optional=True)  # true: compute this call without replaying a graph
+# A burst: that many decode steps in one call. `exchange` names the shared memory over which two or more stages hand
+# each other hidden states and tokens meanwhile, and the burst in it. The last stage then answers all steps, one after
+# the other; the others answer no rows, and those behind the first are sent none.
+DECODE_STEPS = TensorSpec("decode_steps", "INT32", (1,), optional=True)  # absent: 1
+EXCHANGE = TensorSpec("exchange", "UINT8", (-1,), optional=True)  # text: exchange.Exchange.begin
 IMAGE_ROWS = TensorSpec("image_rows", "INT64", (-1,), optional=True)  # packed rows that are image or video tokens
 FEATURE_ROWS = TensorSpec("feature_rows", "INT64", (-1,), optional=True)  # the feature row of each of image_rows
 
@@ -140,6 +152,11 @@ def hidden_states(contract: FeatureContract) -> TensorSpec:
     return TensorSpec("hidden_states", contract.dtype, (-1, contract.hidden_size))
 
 
+def row_bytes(contract: FeatureContract) -> int:
+    """Bytes of a row of hidden states."""
+    return contract.hidden_size * _ITEM_BYTES[contract.dtype]
+
+
 def deepstack(contract: FeatureContract, layers: Iterable[int]) -> tuple[TensorSpec, ...]:
     """The features of these decoder layers, sent by the encoder and forwarded from stage to stage."""
     width = contract.hidden_size
@@ -166,7 +183,8 @@ def language_interface(contract: FeatureContract, plan: StagePlan) -> ModelInter
     rows = INPUT_IDS if plan.is_first else hidden_states(contract)
     positions = TensorSpec("position_ids", "INT64", (contract.position_axes, -1))
     features = feature_inputs(contract, plan)
-    inputs: tuple[TensorSpec, ...] = (rows, positions, QUERY_LENGTHS, CONTEXT_LENGTHS, BLOCK_TABLES)
+    inputs: tuple[TensorSpec, ...] = (rows, positions, QUERY_LENGTHS, CONTEXT_LENGTHS, BLOCK_TABLES, EAGER)
+    inputs += (DECODE_STEPS, EXCHANGE)
     inputs += (IMAGE_ROWS, FEATURE_ROWS, *features) if features else ()
     if not plan.is_last:
         return ModelInterface(inputs, (hidden_states(contract), *deepstack(contract, plan.forwarded), STAGE_INFO))

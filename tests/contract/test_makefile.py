@@ -20,7 +20,7 @@ def commands(target: str, *words: str, **variables: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("target", ["serve", "demo", "perf", "evaluate"])
+@pytest.mark.parametrize("target", ["serve", "demo", "perf", "evaluate", "audit"])
 def test_checkpoint_of_the_environment_is_taken(target: str) -> None:
     assert DEMO in commands(target)
     assert "/models/x" in commands(target, DEEPSTACK_CHECKPOINT="/models/x")

@@ -21,20 +21,22 @@ BROAD = {"Exception", "BaseException"}
 # and start the server, and no layer imports them; planning reads checkpoints as the stages do.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("rules", "files"),
+    ("rules", "files", "regions", "gpu_memory"),
     ("settings", "injection"),
-    ("wire",),
-    ("kv_pool", "sampling", "feature_cache", "media", "lora"),
+    ("wire", "audit_protocol"),
+    ("kv_pool", "sampling", "feature_cache", "media", "lora", "exchange"),
     ("attention", "families"),
     ("checkpoint", "prompt"),
+    ("execution",),
     ("stages",),
     ("engine",),
     ("triton_bridge",),
     ("adapters",),
 )
 RANK = {group: rank for rank, layer in enumerate(LAYERS) for group in layer}
-BESIDE = {"serve", "example_commands", "embedded", "repository", "repository_command", "command_line", "planning"}
-BESIDE_MAY_IMPORT = {*BESIDE, "settings", "wire", "errors"}
+BESIDE = {"serve", "deployment", "audit", "example_commands", "embedded", "repository", "repository_command"}
+BESIDE |= {"command_line", "planning"}
+BESIDE_MAY_IMPORT = {*BESIDE, "settings", "wire", "audit_protocol", "errors", "regions"}
 PLANNING_MAY_IMPORT = {*BESIDE_MAY_IMPORT, "injection", "kv_pool", "checkpoint", "stages"}
 
 

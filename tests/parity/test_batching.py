@@ -71,3 +71,24 @@ def test_top_k_of_one_is_greedy(checkpoint: Path, solo: list[Answer]) -> None:
     with LocalServer(local_settings(checkpoint)) as server:
         answers = ask_together(server, EIGHT, temperature=5, top_k=1)
     assert [item.ids for item in answers] == [item.ids for item in solo]
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("groups", [2, 3])
+def test_micro_batches_equal_the_solo_runs(checkpoint: Path, solo: list[Answer], stages: int, groups: int) -> None:
+    settings = local_settings(checkpoint, micro_batches=groups, prefill_token_budget=64)
+    with LocalServer(settings, stages) as server:
+        together = ask_together(server, EIGHT)
+        overlapped = server.port.most_at_once
+    assert [item.ids for item in together] == [item.ids for item in solo]
+    assert max(mine.distance(theirs) for mine, theirs in zip(together, solo, strict=True)) < TOLERANCE
+    assert overlapped > 1
+
+
+def test_seeded_sampling_is_the_same_in_micro_batches(checkpoint: Path) -> None:
+    drawn = []
+    for groups in (1, 2):
+        with LocalServer(local_settings(checkpoint, micro_batches=groups)) as server:
+            replies = [submit(server, ask, seed=place, **SAMPLED) for place, ask in enumerate(EIGHT)]
+            drawn.append([answer(reply).ids for reply in replies])
+    assert drawn[0] == drawn[1]

@@ -36,8 +36,9 @@ class Refusing(CallRecorder):
         raise RuntimeError("operation not permitted when stream is capturing")
 
 
-def graphs(checkpoint: Path, **options: object) -> LocalServer:
-    return capture(LocalServer(local_settings(checkpoint, **SIZES), held=True, **options))  # type: ignore[arg-type]
+def graphs(checkpoint: Path, steps: int = 1, **options: object) -> LocalServer:
+    settings = local_settings(checkpoint, decode_steps_per_call=steps, **SIZES)
+    return capture(LocalServer(settings, held=True, **options))  # type: ignore[arg-type]
 
 
 def eager(checkpoint: Path, **options: object) -> LocalServer:
@@ -76,6 +77,16 @@ def test_what_ran_before_leaves_nothing_behind(checkpoint: Path, order: tuple[As
             alone += ask_alone(server, [ask])
     with graphs(checkpoint) as server:
         assert largest_difference(ask_alone(server, order), alone) == 0
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.2, "top_p": 0.9, "seed": 5}])
+def test_bursts_of_replays_equal_single_ones(checkpoint: Path, stages: int, sampling: dict[str, float]) -> None:
+    with graphs(checkpoint, stages=stages) as single, graphs(checkpoint, steps=3, stages=stages) as bursts:
+        mine, theirs = ask_alone(bursts, MIXED, **sampling), ask_alone(single, MIXED, **sampling)
+        assert largest_difference(mine, theirs) == 0
+        assert len(bursts.port.calls) < len(single.port.calls)
+        assert all(stage.runner.continued for stage in bursts.port.language.values())
 
 
 @pytest.mark.parametrize("checkpoint", ["qwen3_vl"], indirect=True, scope="session")

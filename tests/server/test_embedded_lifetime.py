@@ -19,7 +19,7 @@ import pytest
 
 from deepstack_serving.embedded import EmbeddedServer, ServerOptions
 from deepstack_serving.embedded.control import Control
-from deepstack_serving.embedded.shared_memory import REGION_DIRECTORY, region_prefix, sweep_orphaned_regions
+from deepstack_serving.regions import REGION_DIRECTORY, region_prefix, sweep_orphaned_regions
 from deepstack_serving.errors import UnavailableError
 
 READY_TIMEOUT_S = 60.0

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from deepstack_serving.embedded import EmbeddedServer
-from deepstack_serving.embedded.shared_memory import REGION_DIRECTORY, region_prefix
+from deepstack_serving.regions import REGION_DIRECTORY, region_prefix
 from tests.support.asking import picture
 from tests.support.raw_client import Stream, ask, request
 from tests.support.server import MODELS, is_whole

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,9 @@ class LocalPort:
         }
         self.change = change
         self.calls: list[tuple[str, tuple[str, ...]]] = []
+        self.most_at_once = self._at_once = 0
+        self._counting = threading.Lock()
+        self._busy = {name: threading.Lock() for name in names}  # a model takes one call at a time
         self.refusals: list[DeepstackError] = []
 
     def call(self, model: str, inputs: Mapping[str, Any], outputs: SequenceOf[str]) -> dict[str, torch.Tensor]:
@@ -57,21 +61,40 @@ class LocalPort:
             name: value if isinstance(value, torch.Tensor) else torch.tensor(value) for name, value in inputs.items()
         }
         try:
-            results = self.language[model].run(tensors, outputs)
+            with self._called(), self._busy[model]:
+                results = self.language[model].run(tensors, outputs)
         except DeepstackError as error:
             self.refusals.append(error)
             raise from_wire(error.to_wire()) from error
         return {name: self.change(model, name, tensor) for name, tensor in results.items()}
+
+    @contextlib.contextmanager
+    def _called(self) -> Iterator[None]:
+        """Counts the calls that are there at one time."""
+        with self._counting:
+            self._at_once += 1
+            self.most_at_once = max(self.most_at_once, self._at_once)
+        try:
+            yield
+        finally:
+            with self._counting:
+                self._at_once -= 1
 
     def call_encoder(self, files: MediaFiles, outputs: SequenceOf[str]) -> dict[str, torch.Tensor]:
         results = self.vision.run(files, outputs)
         return {name: self.change(VISION_ENCODER, name, tensor) for name, tensor in results.items()}
 
     def array(self, handle: torch.Tensor) -> Array:
-        return handle.numpy()
+        return handle.cpu().numpy()
 
     def empty(self, spec: TensorSpec) -> torch.Tensor:
         return torch.zeros([max(size, 0) for size in spec.shape], dtype=DTYPES[spec.dtype])
+
+    def zeros(self, _name: str, handle: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(handle)
+
+    def is_on_host(self, handle: torch.Tensor) -> bool:
+        return not handle.is_cuda
 
     def join(self, _name: str, handles: SequenceOf[torch.Tensor]) -> torch.Tensor:
         return handles[0] if len(handles) == 1 else torch.cat(list(handles))

@@ -58,10 +58,11 @@ def serving(
     run_directory: Path,
     repository: Path = REPOSITORY,
     models: tuple[str, ...] = MODELS,
+    server_folder: Path | None = None,
     **settings: object,
 ) -> Iterator[EmbeddedServer]:
     """A started server with all models loaded, its log in `run_directory`; `settings` by their names."""
-    options = ServerOptions(run_directory=run_directory, exit_timeout_s=5)
+    options = ServerOptions(run_directory=run_directory, server_folder=server_folder, exit_timeout_s=5)
     with EmbeddedServer(repository, models, environment(checkpoint, **settings), options) as server:
         server.wait_until_ready(READY_TIMEOUT_S)
         yield server

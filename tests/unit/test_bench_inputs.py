@@ -11,7 +11,8 @@ from jinja2 import Environment
 from PIL import Image
 
 from bench.perf_inputs import MAX_TOKENS, encoder_requests, orchestrator_requests, write_requests, write_template
-from bench.pictures import picture_jpeg, pictures
+from bench.pictures import pictures
+from deepstack_serving.audit.pictures import picture_jpeg
 
 
 def test_a_picture_is_a_file_of_the_wanted_size() -> None:

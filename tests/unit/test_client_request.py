@@ -8,6 +8,7 @@ import pytest
 
 from deepstack_client import InvalidRequestError, RequestOptions
 from deepstack_client.request import RequestFactory, WireRequest
+from deepstack_client.transports import grpc_codec, http_codec
 
 PNG = b"\x89PNG pixels"
 
@@ -118,3 +119,16 @@ HALF_PAIR = "half a pair: \ud800"
 def test_text_that_is_not_unicode_is_refused_before_it_is_sent(prompt, options, name, stream):
     with pytest.raises(InvalidRequestError, match=f"^{name} is not valid Unicode text"):
         build(prompt, stream=stream, **options)
+
+
+def test_request_parameters_go_beside_the_inputs():
+    request = build(parameters={"audit_zero": "all"})
+    assert request.parameters == {"audit_zero": "all"}
+    assert "audit_zero" not in request.inputs
+    assert "audit_zero" not in sampling(request)
+
+
+def test_request_parameters_are_sent_by_both_protocols():
+    request = build(parameters={"audit_zero": "all"})
+    assert grpc_codec.encode_request(request).parameters["audit_zero"].string_param == "all"
+    assert json.loads(http_codec.encode_request(request)[1])["audit_zero"] == "all"

@@ -61,6 +61,20 @@ def test_python_without_a_stub_is_refused_with_the_versions_that_have_one(monkey
         layout.find_wheel()
 
 
+def test_server_that_was_unpacked_somewhere_is_taken_from_there(tmp_path: Path) -> None:
+    for name in ("bin/tritonserver", "backends/python/triton_python_backend_stub", "libs/lib.so"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    found = layout.find_wheel(tmp_path)
+    assert (found.executable, found.libraries) == (tmp_path / "bin" / "tritonserver", tmp_path / "libs")
+    assert found.stub.parent == found.python_backend == tmp_path / "backends" / "python"
+
+
+def test_folder_without_an_unpacked_server_is_refused_with_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedEnvironmentError, match=r"bin/tritonserver is not there"):
+        layout.find_wheel(tmp_path)
+
+
 def test_missing_libpython_names_the_package(stub_for_a_python_that_is_not_here: Wheel) -> None:
     environment = layout.server_environment(stub_for_a_python_that_is_not_here, {})
     with pytest.raises(MissingLibraryError, match=r"libpython3\.99\.so\.1\.0.*apt-get install libpython3\.99;"):

@@ -11,10 +11,11 @@ import pytest
 
 from deepstack_serving.embedded import ModelLoadError, Ports, ServerOptions
 from deepstack_serving.embedded.control import Control, load_failure_reason, sum_of_metric
+from deepstack_serving.embedded.layout import count_gpus
 from deepstack_serving.embedded.options import server_arguments
 from deepstack_serving.embedded.ports import choose_ports, connect_host, first_taken
 from deepstack_serving.embedded.process import model_of_stub
-from deepstack_serving.embedded.shared_memory import region_prefix, sweep_orphaned_regions, sweep_regions
+from deepstack_serving.regions import region_prefix, sweep_orphaned_regions, sweep_regions
 from deepstack_serving.errors import UnavailableError
 
 LOCAL = "127.0.0.1"
@@ -93,6 +94,18 @@ def test_flags_hold_the_backends_settings(tmp_path: Path) -> None:
 def test_extra_flags_come_last(tmp_path: Path) -> None:
     options = ServerOptions(extra_arguments=("--cuda-memory-pool-byte-size=0:1",))
     assert server_arguments(options, Ports(), tmp_path, tmp_path, "id")[-1] == "--cuda-memory-pool-byte-size=0:1"
+
+
+def test_every_gpu_gets_a_memory_pool(tmp_path: Path) -> None:
+    arguments = server_arguments(ServerOptions(cuda_memory_pool_bytes=7), Ports(), tmp_path, tmp_path, "id", gpus=2)
+    pools = [flag.partition("=")[2] for flag in arguments if flag.startswith("--cuda-memory-pool-byte-size")]
+    assert pools == ["0:7", "1:7"]
+
+
+def test_gpus_are_counted_by_their_device_files(tmp_path: Path) -> None:
+    for name in ("nvidia0", "nvidia3", "nvidiactl", "nvidia-uvm", "nvidia-caps", "null"):
+        (tmp_path / name).touch()
+    assert count_gpus(tmp_path) == 2
 
 
 @pytest.mark.parametrize(

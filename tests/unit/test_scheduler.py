@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from deepstack_serving.engine.block_allocator import BlockAllocator
 from deepstack_serving.engine.scheduler import Scheduler
-from deepstack_serving.engine.sequence import Sequence, Status
+from deepstack_serving.engine.sequence import Features, Sequence, Status
 from deepstack_serving.errors import InvalidRequestError, UnavailableError
+from deepstack_serving.families.base import Positions
 from tests.support.sequences import advance, sequence
 
 
@@ -177,3 +180,40 @@ def test_allocator_is_not_resized_under_running_requests() -> None:
     made.allocate(1)
     with pytest.raises(RuntimeError, match="changed from 2 to 3 blocks while 1 are in use"):
         made.resize(3)
+
+
+def with_features(joinable: bool, tokens: int = 10) -> Sequence:
+    """A request whose tokens 2 to 5 are those of an image, encoded."""
+    item = sequence(tokens)
+    rows = np.arange(2, 6)
+    item.prompt = replace(item.prompt, image_rows=rows, feature_rows=rows - 2, image_tokens=(4,))
+    item.features = Features({}, 4, Positions(np.zeros((1, tokens), dtype=np.int64), 0), joinable)
+    return item
+
+
+def planned(made: Scheduler) -> list[Sequence]:
+    return [computed[0] for computed in advance(made)]
+
+
+def test_features_on_the_host_share_a_step() -> None:
+    items = [with_features(joinable=True) for _ in range(2)]
+    made = scheduler(blocks=32)
+    admitted(made, *items)
+    assert planned(made) == items
+
+
+@pytest.mark.parametrize("joinable", [(False, False), (False, True), (True, False)])
+def test_features_on_a_gpu_share_a_step_with_text_only(joinable: tuple[bool, bool]) -> None:
+    first, second = (with_features(each) for each in joinable)
+    text = sequence(10)
+    made = scheduler(blocks=32)
+    admitted(made, first, second, text)
+    assert [planned(made), planned(made), planned(made)] == [[first, text], [second], []]
+
+
+def test_chunk_before_the_image_goes_beside_features_on_a_gpu() -> None:
+    first, second = with_features(joinable=False), with_features(joinable=False)
+    made = scheduler(blocks=32, budget=12)
+    admitted(made, first, second)
+    assert advance(made) == [(first, 0, 10), (second, 0, 2)]
+    assert advance(made) == [(second, 2, 10)]

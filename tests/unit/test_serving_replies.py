@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from deepstack_serving.engine.outputs import Begin, Event, Failure, OutputWorker
+from deepstack_serving.engine.events import Begin, Event, Failure
+from deepstack_serving.engine.outputs import OutputWorker
 from deepstack_serving.engine.ports import Output
 from deepstack_serving.errors import StageError
+from tests.support.bridge import import_bridge
 
 
 class Sender:
@@ -32,19 +33,10 @@ def plain(**values: Any) -> SimpleNamespace:
 
 
 @pytest.fixture
-def reply_to(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Sender], Any]]:
-    """The bridge's reply over a stand-in for the module that only a server's process has."""
-    module: Any = ModuleType("triton_python_backend_utils")
-    module.Tensor = module.Logger = plain(log_error=lambda text: None)
-    module.Tensor = lambda name, value: name
-    module.TritonError = lambda text, code=0: text
-    module.InferenceResponse = lambda output_tensors, error=None: plain(error=error)
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.delitem(sys.modules, "deepstack_serving.triton_bridge", raising=False)
-    from deepstack_serving.triton_bridge import TritonReply
-
-    yield lambda sender: TritonReply(plain(get_response_sender=lambda: sender))
-    sys.modules.pop("deepstack_serving.triton_bridge")
+def reply_to(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sender], Any]:
+    """The bridge's reply to a request, over a stand-in for Triton's module."""
+    bridge = import_bridge(monkeypatch)
+    return lambda sender: bridge.TritonReply(plain(get_response_sender=lambda: sender))
 
 
 OUTPUT = Output("hello", None, 1, 1, 0.0)

@@ -72,6 +72,11 @@ def test_call_without_images_has_no_features(which: int) -> None:
     assert not parse(text, which).has_images
 
 
+@pytest.mark.parametrize(("sent", "eager"), [({}, False), ({"eager": [True]}, True), ({"eager": [False]}, False)])
+def test_call_says_whether_it_must_run_eagerly(sent: dict[str, list[bool]], eager: bool) -> None:
+    assert parse(good_call() | {name: torch.tensor(value) for name, value in sent.items()}).eager is eager
+
+
 def test_empty_block_table_is_a_stateless_call() -> None:
     tensors = good_call() | {"block_tables": torch.zeros(2, 0, dtype=torch.int32), "context_lengths": int32(5, 1)}
     assert parse(tensors).block_tables is None

@@ -141,3 +141,63 @@ def test_stop_string_completed_by_the_flushed_rest_is_found(tokenizer: Tokenizer
     made = TextStream(tokenizer, ["a\ufffd"])
     pushed = [made.push(token) for token in bytewise(tokenizer, "xa🦊")[:3]]
     assert ("".join(pushed) + made.flush(), made.stopped) == ("x", True)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_tokens_that_come_together_join_to_the_whole(tokenizer: Tokenizer, text: str, count: int) -> None:
+    ids, made = bytewise(tokenizer, text), TextStream(tokenizer, [])
+    pieces = [made.push_all(ids[place : place + count]) for place in range(0, len(ids), count)]
+    assert "".join([*pieces, made.flush()]) == tokenizer.decode(ids)
+    assert "\ufffd" not in "".join(pieces)
+
+
+class CountingTokenizer:
+    """Notes how many tokens it is asked to decode."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer, self.decoded = tokenizer, 0
+
+    def decode(self, ids: list[int], **options: bool) -> str:
+        self.decoded += len(ids)
+        return str(self._tokenizer.decode(ids, **options))
+
+
+def endless(tokenizer: Tokenizer, kind: str, length: int) -> list[int]:
+    """Answers that a model without sense may give."""
+    unknown = [tokenizer.get_vocab_size() + 5] * length
+    lone = bytewise(tokenizer, "🦊")
+    kinds = {
+        "text": ids_of(tokenizer, "the quick fox ") * length,
+        "first bytes": lone[:1] * length,
+        "later bytes": lone[2:3] * length,
+        "cut characters": lone[:3] * length,
+        "no text": unknown,
+        "special tokens": [id_of(tokenizer, "<|image_pad|>")] * length,
+        "both": [*lone[:2], *unknown[:30], *lone[2:]] * length,
+    }
+    return kinds[kind][:length]
+
+
+@pytest.mark.parametrize(
+    "kind", ["text", "first bytes", "later bytes", "cut characters", "no text", "special tokens", "both"]
+)
+def test_token_of_a_long_answer_costs_as_much_as_one_of_a_short_one(tokenizer: Tokenizer, kind: str) -> None:
+    costs = []
+    for length in (200, 2000):
+        counting = CountingTokenizer(tokenizer)
+        made, ids = TextStream(counting, []), endless(tokenizer, kind, length)
+        told = "".join(made.push(token) for token in ids)
+        costs.append(counting.decoded / length)
+        assert told + made.flush() == tokenizer.decode(ids)
+    assert costs[1] < 1.2 * costs[0] < 40
+
+
+def test_random_bytes_of_any_length_stream_as_they_decode(tokenizer: Tokenizer) -> None:
+    chance = random.Random(1)
+    parts = bytewise(tokenizer, "🦊é日a")
+    for _ in range(200):
+        ids = [chance.choice(parts) for _ in range(chance.randint(1, 120))]
+        made = TextStream(tokenizer, [])
+        told = "".join(made.push(token) for token in ids)
+        assert told + made.flush() == tokenizer.decode(ids)

@@ -13,7 +13,7 @@ from importlib.metadata import EntryPoint, entry_points
 from deepstack_client.cli.chat import Subparsers
 
 GROUP = "deepstack.commands"
-_PROVIDERS = dict.fromkeys(("serve", "repository", "plan"), "deepstack-serving")
+_PROVIDERS = dict.fromkeys(("serve", "repository", "plan", "audit"), "deepstack-serving")
 
 
 def installed_commands() -> list[EntryPoint]:

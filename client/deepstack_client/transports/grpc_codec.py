@@ -64,6 +64,8 @@ def target(host: str, port: int) -> str:
 
 def encode_request(request: WireRequest) -> Any:
     message = service_pb2.ModelInferRequest(model_name=request.model, id=request.request_id)
+    for name, text in request.parameters.items():
+        message.parameters[name].string_param = text
     for name, value in request.inputs.items():
         datatype, count, content = _encode_value(value)
         message.inputs.add(name=name, datatype=datatype, shape=[count])

@@ -34,7 +34,8 @@ _BY_STATUS: dict[int, type[ClientError]] = {
 def encode_request(request: WireRequest) -> tuple[str, bytes]:
     """Path and JSON body."""
     endpoint = "generate_stream" if request.stream else "generate"
-    body = {"id": request.request_id, **{name: _json_value(value) for name, value in request.inputs.items()}}
+    inputs = {name: _json_value(value) for name, value in request.inputs.items()}
+    body = {"id": request.request_id, **request.parameters, **inputs}  # Triton takes what is no input for a parameter
     return f"/v2/models/{request.model}/{endpoint}", json.dumps(body).encode()
 
 

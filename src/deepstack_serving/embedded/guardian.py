@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from deepstack_serving.embedded.shared_memory import region_prefix, sweep_regions
+from deepstack_serving.regions import region_prefix, sweep_regions
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

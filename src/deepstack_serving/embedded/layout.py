@@ -35,9 +35,14 @@ class Wheel:
     libraries: Path
 
 
-def find_wheel() -> Wheel:
-    """The installed server with the stub for the running Python, or an error that says what to do."""
+def find_wheel(server_folder: Path | None = None) -> Wheel:
+    """The installed server with the stub for the running Python, or an error that says what to do.
+
+    With `server_folder`, the parts unpacked there: bin/tritonserver, libs and backends/python with the stub in it.
+    """
     _check_platform(sys.platform, platform.machine())
+    if server_folder is not None:
+        return _unpacked(server_folder.absolute())
     packages = _wheel_location()
     _check_numpy(metadata.version("numpy"))
     root = packages / "pytriton" / "tritonserver"
@@ -90,6 +95,11 @@ def check_libraries(wheel: Wheel, environment: Mapping[str, str]) -> None:
             raise MissingLibraryError(missing_library_text(missing))
 
 
+def count_gpus(devices: Path = Path("/dev")) -> int:
+    """How many NVIDIA GPUs this machine or container has. The server ignores flags for those that it does not see."""
+    return len(list(devices.glob("nvidia[0-9]*")))
+
+
 def missing_library_text(libraries: list[str]) -> str:
     """Names the missing libraries and, for libpython, the ways to get it."""
     text = f"the server's Python stub needs {', '.join(libraries)}, which is not on this machine"
@@ -100,6 +110,16 @@ def missing_library_text(libraries: list[str]) -> str:
         f"{text}; on Debian and Ubuntu: apt-get install libpython{version}; with pyenv: reinstall {version} with "
         f"PYTHON_CONFIGURE_OPTS=--enable-shared; with conda: use the environment's own python{version}"
     )
+
+
+def _unpacked(folder: Path) -> Wheel:
+    backend = folder / "backends" / "python"
+    parts = Wheel(folder / "bin" / "tritonserver", backend, backend / _STUB_NAME, folder / "libs")
+    for path in (parts.executable, parts.stub, parts.libraries):
+        if not path.exists():
+            raise UnsupportedEnvironmentError(f"{path} is not there, so {folder} holds no unpacked server")
+    _check_numpy(metadata.version("numpy"))
+    return parts
 
 
 def _check_platform(system: str, machine: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from deepstack_serving.embedded.failures import ServerStartError
-from deepstack_serving.embedded.shared_memory import sweep_regions
+from deepstack_serving.regions import sweep_regions
 
 _GUARDIAN = "deepstack_serving.embedded.guardian"
 _CLEAN_UP_S = 10.0

@@ -30,6 +30,11 @@ class Connection:
         return bool(self._infos)
 
     @property
+    def infos(self) -> tuple[StageInfo, ...]:
+        """What the stages said of themselves, the encoder first; empty while it is not open."""
+        return self._infos
+
+    @property
     def closed_for_s(self) -> float:
         return 0.0 if self.is_open else time.monotonic() - self._closed_since_s
 

@@ -61,7 +61,12 @@ class Encoder:
         positions = self._checkpoint.family.positions(
             self._checkpoint.config, prompt.input_ids, sizes[IMAGE_GRID.name], sizes.get(VIDEO_GRID.name)
         )
-        return Features({name: outputs[name] for name in self._features}, len(prompt.image_rows), positions)
+        zeroed = {deepstack_name(layer) for layer in sequence.request.audit.zeroed}
+        tensors = {
+            name: self._port.zeros(name, outputs[name]) if name in zeroed else outputs[name] for name in self._features
+        }
+        joinable = all(map(self._port.is_on_host, tensors.values()))
+        return Features(tensors, len(prompt.image_rows), positions, joinable)
 
 
 def _report_surprise(future: Future[None]) -> None:

@@ -1,39 +1,31 @@
 """The engine thread: takes requests in, steps all running ones together, hands tokens out.
 
-Only this thread touches sequences, the scheduler and the block numbers; others reach it through its inbox. A step that
-fails is tried again for each of its requests alone, so that one request's fault stays its own.
+Only this thread touches sequences, the scheduler and the block numbers; others reach it through its inbox.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
 
 from deepstack_serving.engine.connection import Connection
 from deepstack_serving.engine.encoder import Encoder
+from deepstack_serving.engine.events import Begin, Failure
 from deepstack_serving.engine.inbox import Encoded, EndedEarly, Inbox, Submitted
-from deepstack_serving.engine.outputs import ENDED, Begin, Event, Failure, OutputWorker, Token
-from deepstack_serving.engine.pipeline import SampledToken, StagePipeline
-from deepstack_serving.engine.scheduler import Scheduler, Work
+from deepstack_serving.engine.outputs import ENDED, OutputWorker
+from deepstack_serving.engine.pipeline import StagePipeline
+from deepstack_serving.engine.scheduler import Scheduler
 from deepstack_serving.engine.sequence import Sequence as Running
 from deepstack_serving.engine.sequence import Status
-from deepstack_serving.errors import DeepstackError, InvalidRequestError, StageError, UnavailableError
+from deepstack_serving.engine.stepping import EngineStats, Stepping
+from deepstack_serving.errors import DeepstackError, InvalidRequestError, UnavailableError
 from deepstack_serving.families.base import Positions
 from deepstack_serving.prompt.placeholders import text_positions
 from deepstack_serving.settings import Settings
 
 IDLE_WAIT_S = 0.2
 HEARTBEAT_LIMIT_S = 30.0
-
-
-@dataclass
-class EngineStats:
-    """Counts since the start. Written by the engine thread, read by anyone."""
-
-    steps: int = 0
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
+EXPIRY_INTERVAL_S = 0.05
 
 
 class Engine:
@@ -49,14 +41,18 @@ class Engine:
         inbox: Inbox,
         eos_token_ids: Collection[int],
     ) -> None:
-        self.stats = EngineStats()
         self.outputs = outputs
         self.scheduler: Scheduler = connection.make_scheduler(settings)
         self._settings, self._connection, self._pipeline, self._encoder = settings, connection, pipeline, encoder
         self.inbox = inbox
-        self._eos = frozenset(eos_token_ids)
+        self._stepping = Stepping(settings, connection, pipeline, self.scheduler, outputs, inbox, eos_token_ids)
         self._backlog: list[Running] = []
         self._heartbeat_s = time.monotonic()
+        self._expired_s = 0.0
+
+    @property
+    def stats(self) -> EngineStats:
+        return self._stepping.stats
 
     def submit(self, sequence: Running) -> None:
         """Accept a request, from any thread. Its reply ends exactly once from here on, whatever happens."""
@@ -79,16 +75,24 @@ class Engine:
             while self._receive() and not self.outputs.is_dead:
                 self._heartbeat_s = time.monotonic()
                 self._expire()
-                if self.scheduler.is_idle and not self._backlog:
+                if self._is_idle and not self._backlog:
                     self._connection.refresh()
                 if self._connect():
-                    self._advance()
+                    self._admit()
+                    self._stepping.advance()
+                    if self._is_idle:
+                        self.scheduler.allocator.check(idle=True)
         finally:
             self.inbox.close()
             self._encoder.close()
+            self._stepping.close()
             self._receive()
             self._end_all(ENDED)
             self.outputs.close()
+
+    @property
+    def _is_idle(self) -> bool:
+        return self.scheduler.is_idle and not self._stepping.is_busy
 
     def _receive(self) -> bool:
         """Handle all messages, waiting for one when there is nothing to step. False after `close`."""
@@ -97,10 +101,13 @@ class Engine:
             if isinstance(message, Submitted):
                 if message.sequence.status is Status.WAITING:  # else its client left before it came in
                     self._backlog.append(message.sequence)
+                    self._stepping.bursts.arrived()
             elif isinstance(message, EndedEarly):
                 self._finish(message.sequence)
-            else:
+            elif isinstance(message, Encoded):
                 self._encoded(message)
+            else:
+                self._stepping.end(message.group)
         return not self.inbox.is_closed
 
     def _encoded(self, message: Encoded) -> None:
@@ -115,18 +122,11 @@ class Engine:
     def _connect(self) -> bool:
         """True when the stages are known to be there. Until then requests wait, for `startup_timeout_s` at most."""
         if self._connection.is_open or self._connection.try_open():
+            self._stepping.divide()
             return True
         if self._connection.closed_for_s > self._settings.startup_timeout_s:
             self._end_all(UnavailableError(f"the stages are not ready: {self._connection.reason}"))
         return False
-
-    def _advance(self) -> None:
-        self._admit()
-        work = self.scheduler.plan()
-        if work:
-            self._step(work)
-        elif self.scheduler.is_idle:
-            self.scheduler.allocator.check(idle=True)
 
     def _admit(self) -> None:
         self._connection.size(self.scheduler.allocator)
@@ -144,54 +144,12 @@ class Engine:
             else:
                 sequence.positions = Positions(text_positions(sequence.prompt, self._pipeline.position_axes), 0)
 
-    def _step(self, work: Sequence[Work]) -> None:
-        try:
-            tokens = self._pipeline.run(work)
-        except DeepstackError as error:
-            self._recover(work, error)
-            return
-        self.stats.steps += 1
-        events: list[Event] = []
-        for item, token in zip(work, tokens, strict=True):
-            events += self._apply(item, token)
-        self.outputs.put(events)
-
-    def _apply(self, item: Work, token: SampledToken | None) -> list[Event]:
-        """Record what a step computed for one sequence."""
-        sequence = item.sequence
-        if sequence.in_prefill:
-            self.stats.prompt_tokens += item.end - item.start
-        sequence.computed = item.end
-        if token is None:
-            return []
-        sequence.features = None
-        token_id, logprobs = token
-        if token_id < 0:
-            self._finish(sequence)
-            return [Failure(sequence, StageError("the model's logits are not finite; this request cannot be answered"))]
-        self.stats.generated_tokens += 1
-        sequence.output_ids.append(token_id)
-        is_end = token_id in self._eos and not sequence.request.sampling.ignore_eos
-        reason = "stop" if is_end else "length" if len(sequence.output_ids) >= sequence.max_tokens else None
-        if reason is not None:
-            self._finish(sequence)
-        return [Token(sequence, token_id, logprobs, reason, is_end)]
-
-    def _recover(self, work: Sequence[Work], error: DeepstackError) -> None:
-        """After a failed step: requests that hold blocks end when a stage lost its pool; else each is tried alone."""
-        if not self._connection.still_open():
-            for sequence in list(self.scheduler.running):
-                self._fail(sequence, error)
-        elif len(work) == 1:
-            self._fail(work[0].sequence, error)
-        else:
-            for item in work:
-                if item.sequence.status is Status.RUNNING:
-                    self._step([item])
-
     def _expire(self) -> None:
-        now = time.monotonic()
-        for sequence in [item for item in self._all() if item.deadline_s <= now]:
+        now_s = time.monotonic()
+        if now_s - self._expired_s < EXPIRY_INTERVAL_S:
+            return
+        self._expired_s = now_s
+        for sequence in [item for item in self._all() if item.deadline_s <= now_s]:
             limit = self._settings.request_timeout_s
             self._fail(sequence, UnavailableError(f"the request took longer than {limit:g} s ('request_timeout_s')"))
 

@@ -32,7 +32,14 @@ class EndedEarly:
     sequence: Sequence
 
 
-Message = Submitted | Encoded | EndedEarly
+@dataclass(frozen=True)
+class StepDone:
+    """The step of a group of sequences, which ran beside the engine, is over."""
+
+    group: int
+
+
+Message = Submitted | Encoded | EndedEarly | StepDone
 
 
 class Inbox:

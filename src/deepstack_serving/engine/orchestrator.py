@@ -6,11 +6,13 @@ import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from deepstack_serving.checkpoint import Checkpoint, open_checkpoint
+from deepstack_serving.engine.audit_parameters import AuditParameters
 from deepstack_serving.engine.connection import Connection
 from deepstack_serving.engine.encoder import Encoder
 from deepstack_serving.engine.engine import Engine
@@ -18,7 +20,7 @@ from deepstack_serving.engine.inbox import Inbox
 from deepstack_serving.engine.intake import Intake
 from deepstack_serving.engine.outputs import OutputWorker
 from deepstack_serving.engine.pipeline import StagePipeline
-from deepstack_serving.engine.ports import ReplyPort, StagePort
+from deepstack_serving.engine.ports import Output, ReplyPort, StagePort
 from deepstack_serving.engine.request import parse_request
 from deepstack_serving.engine.sampling_parameters import SamplingParameters
 from deepstack_serving.engine.sequence import Sequence as Running
@@ -40,16 +42,18 @@ class Orchestrator:
         )
         defaults = GenerationDefaults(checkpoint)
         tokenizer = PromptTokenizer(checkpoint.folder, checkpoint.family.placeholder_ids(checkpoint.config))
-        pipeline = StagePipeline(port, checkpoint.contract, stage_names, plans)
+        pipeline = StagePipeline(port, checkpoint.contract, stage_names, plans, settings.max_running_requests)
+        connection = Connection(port, pipeline, checkpoint.fingerprint)
         inbox = Inbox()
         # A tokenizer of its own: encoding switches flags that must not change under the decoding thread.
         decoder = Tokenizer.from_str(tokenizer.tokenizer.backend_tokenizer.to_str())
         self._settings = settings
         self._intake = Intake(settings, checkpoint, tokenizer)
         self._defaults = defaults.sampling
+        self._audit = AuditParameters(settings, checkpoint.deepstack_layers, connection)
         self.engine = Engine(
             settings,
-            Connection(port, pipeline, checkpoint.fingerprint),
+            connection,
             pipeline,
             Encoder(port, checkpoint, settings.encoder_threads),
             OutputWorker(decoder, inbox.put_ended),
@@ -72,7 +76,12 @@ class Orchestrator:
         try:
             if reply.is_cancelled():  # a client that left while others were taken in costs nothing more
                 raise CancelledError("the request was cancelled by its client")
-            request = parse_request(inputs, self._without_headers(parameters), self._defaults)
+            audit, others = self._audit.take(self._without_headers(parameters))
+            request = replace(parse_request(inputs, others, self._defaults), audit=audit)
+            if audit.describe:
+                text = self._audit.describe().to_json()
+                reply.send(Output(text, "stop", 0, 0, 0.0, options=request.output), final=True)
+                return
             prompt, request, files = self._intake.prepare(request)
         except DeepstackError as error:
             reply.fail(error)

@@ -3,93 +3,142 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-import numpy as np
-
-from deepstack_serving.engine.packing import pack_rows, pack_sampling
-from deepstack_serving.engine.ports import Array, Handle, StagePort, TokenLogprobs
+from deepstack_serving.engine.burst_calls import BurstCalls
+from deepstack_serving.engine.packing import PackedRows, Packer
+from deepstack_serving.engine.ports import Array, Handle, StagePort
 from deepstack_serving.engine.scheduler import Work
+from deepstack_serving.engine.sequence import Features
 from deepstack_serving.errors import StageError
 from deepstack_serving.injection import StagePlan
-from deepstack_serving.wire import FeatureContract, deepstack_name, feature_inputs
+from deepstack_serving.wire import FeatureContract, deepstack_name, feature_inputs, hidden_states, row_bytes
 
-SampledToken = tuple[int, TokenLogprobs]
+
+@dataclass(frozen=True)
+class PackedStep:
+    """All that the stages are sent in one step, or in `steps` decode steps; nothing of it changes afterwards."""
+
+    rows: PackedRows
+    features: Mapping[str, Handle]
+    steps: int = 1
+
+
+@dataclass(frozen=True)
+class StepTokens:
+    """Token ids and log-probabilities, [sampled rows][steps]; alternatives [steps, sampled rows, most asked for]."""
+
+    ids: list[list[int]]
+    logprobs: list[list[float]]
+    top_ids: Array | None = None
+    top_logprobs: Array | None = None
+
+    def top(self, row: int, count: int) -> list[tuple[list[int], list[float]]]:
+        """The `count` most likely tokens of each step, ids and log-probabilities."""
+        if self.top_ids is None or self.top_logprobs is None:
+            raise StageError("the last stage returned no alternatives")
+        ids, values = (array[:, row, :count].tolist() for array in (self.top_ids, self.top_logprobs))
+        return list(zip(ids, values, strict=True))
 
 
 class StagePipeline:
     """Walks a list of language stages; knows which features each receives from the stage plans."""
 
     def __init__(
-        self, port: StagePort, contract: FeatureContract, names: Sequence[str], plans: Sequence[StagePlan]
+        self,
+        port: StagePort,
+        contract: FeatureContract,
+        names: Sequence[str],
+        plans: Sequence[StagePlan],
+        max_sequences: int,
     ) -> None:
         self._port, self.contract, self.names, self.plans = port, contract, tuple(names), tuple(plans)
+        self._received = [[spec.name for spec in feature_inputs(contract, plan)] for plan in plans]
+        self._packers: dict[int, Packer] = {}
+        self.bursts = BurstCalls(len(names), max_sequences, row_bytes(contract))
 
     @property
     def position_axes(self) -> int:
         return self.contract.position_axes
 
-    def run(self, work: Sequence[Work]) -> list[SampledToken | None]:
-        """The new token of each piece of work, None where it computed only part of a prompt. Raises DeepstackError."""
-        rows = pack_rows(work, self.contract.position_axes)
-        features = self._join_features(work)
-        hidden: Handle = rows.input_ids
-        for name, plan in zip(self.names[:-1], self.plans[:-1], strict=True):
-            inputs = {**rows.layout, **self._enter(plan, hidden), **self._features(plan, features, rows.feature_layout)}
-            forwarded = [deepstack_name(layer) for layer in plan.forwarded] if features else []
-            outputs = self._port.call(name, inputs, ["hidden_states", *forwarded])
-            hidden = outputs["hidden_states"]
-            features = {**features, **{key: outputs[key] for key in forwarded}}
-        return self._last(work, {**rows.layout, **self._enter(self.plans[-1], hidden)}, features, rows.feature_layout)
+    def close(self) -> None:
+        """Give back what bursts hold."""
+        self.bursts.close()
 
-    def _last(
-        self,
-        work: Sequence[Work],
-        inputs: dict[str, Handle],
-        features: Mapping[str, Handle],
-        feature_layout: Mapping[str, Handle],
-    ) -> list[SampledToken | None]:
-        sampling = pack_sampling(work)
-        inputs |= {**self._features(self.plans[-1], features, feature_layout), **sampling}
-        outputs = ["next_ids", "logprobs"] + (["top_ids", "top_logprobs"] if "top_count" in sampling else [])
-        results = self._port.call(self.names[-1], inputs, outputs)
-        return self._unpack(work, {name: self._port.array(results[name]) for name in outputs})
+    def pack(self, work: Sequence[Work], steps: int = 1, group: int = 0) -> PackedStep:
+        """The step of this work; with several decode steps all of it decodes."""
+        if group not in self._packers:
+            self._packers[group] = Packer(self.contract.position_axes)
+        return PackedStep(self._packers[group].pack(work), self._join_features(work), steps)
+
+    def run(self, step: PackedStep) -> StepTokens:
+        """The new tokens. Raises DeepstackError."""
+        if step.steps > 1:
+            results = self.bursts.run(step.steps, lambda index, more: self._call_in_burst(step, index, more))
+        else:
+            results = self._walk(step)
+        return self._unpack(step, {name: self._port.array(results[name]) for name in self._wanted(step)})
+
+    def _walk(self, step: PackedStep) -> Mapping[str, Handle]:
+        hidden: Handle = step.rows.input_ids
+        features = step.features
+        for index, plan in enumerate(self.plans[:-1]):
+            inputs = {**step.rows.layout, **self._enter(plan, hidden), **self._features(index, features, step.rows)}
+            forwarded = [deepstack_name(layer) for layer in plan.forwarded] if features else []
+            outputs = self._port.call(self.names[index], inputs, ["hidden_states", *forwarded])
+            hidden = outputs["hidden_states"]
+            if forwarded:
+                features = {**features, **{key: outputs[key] for key in forwarded}}
+        inputs = {**step.rows.layout, **self._enter(self.plans[-1], hidden), **step.rows.sampling}
+        return self._port.call(
+            self.names[-1], {**inputs, **self._features(-1, features, step.rows)}, self._wanted(step)
+        )
+
+    def _call_in_burst(self, step: PackedStep, index: int, more: Mapping[str, Array]) -> Mapping[str, Handle]:
+        """One stage's part of a burst: it has its rows from the stage before it, not from this call."""
+        plan = self.plans[index]
+        entering = step.rows.input_ids if plan.is_first else self._port.empty(hidden_states(self.contract))
+        inputs = {**step.rows.layout, **self._enter(plan, entering), **more}
+        if not plan.is_last:
+            return self._port.call(self.names[index], inputs, ["hidden_states"])
+        return self._port.call(self.names[index], {**inputs, **step.rows.sampling}, self._wanted(step))
 
     @staticmethod
-    def _unpack(work: Sequence[Work], arrays: Mapping[str, Array]) -> list[SampledToken | None]:
-        ids, logprobs = arrays["next_ids"].tolist(), arrays["logprobs"].tolist()
-        if len(ids) != sum(item.samples for item in work):
-            raise StageError(f"the last stage returned {len(ids)} tokens for {sum(item.samples for item in work)} rows")
-        places = iter(range(len(ids)))
-        tokens: list[SampledToken | None] = []
-        for item in work:
-            if not item.samples:  # part of a prompt: it has no row in the results
-                tokens.append(None)
-                continue
-            place, count = next(places), item.sequence.request.sampling.logprobs
-            top = [arrays[name][place, :count].tolist() if count else () for name in ("top_ids", "top_logprobs")]
-            tokens.append((ids[place], TokenLogprobs(logprobs[place], *map(tuple, top))))
-        return tokens
+    def _wanted(step: PackedStep) -> list[str]:
+        return ["next_ids", "logprobs"] + (["top_ids", "top_logprobs"] if "top_count" in step.rows.sampling else [])
+
+    @staticmethod
+    def _unpack(step: PackedStep, arrays: Mapping[str, Array]) -> StepTokens:
+        rows = len(step.rows.sampling["sample_rows"])
+        for name, array in arrays.items():
+            if len(array) != rows * step.steps:
+                raise StageError(
+                    f"the last stage returned {len(array)} rows of {name} for {rows} in {step.steps} steps"
+                )
+        ids, logprobs = (arrays[name].reshape(step.steps, rows).T.tolist() for name in ("next_ids", "logprobs"))
+        if "top_ids" not in arrays:
+            return StepTokens(ids, logprobs)
+        top = (arrays[name].reshape(step.steps, rows, -1) for name in ("top_ids", "top_logprobs"))
+        return StepTokens(ids, logprobs, *top)
 
     @staticmethod
     def _enter(plan: StagePlan, hidden: Handle) -> dict[str, Handle]:
         return {"input_ids" if plan.is_first else "hidden_states": hidden}
 
-    def _features(
-        self, plan: StagePlan, features: Mapping[str, Handle], layout: Mapping[str, Handle]
-    ) -> dict[str, Handle]:
-        names = [spec.name for spec in feature_inputs(self.contract, plan)]
+    def _features(self, index: int, features: Mapping[str, Handle], rows: PackedRows) -> dict[str, Handle]:
+        names = self._received[index]
         if not features or not names:
             return {}
-        return {**layout, **{name: features[name] for name in names}}
+        return {**rows.feature_layout, **{name: features[name] for name in names}}
 
     def _join_features(self, work: Sequence[Work]) -> Mapping[str, Handle]:
-        sources = [item.sequence.features for item in work if _image_rows(item)]
+        sources = [features for features in map(_features_of, work) if features is not None]
         if not sources:
             return {}
-        names = sources[0].tensors if sources[0] else {}
-        return {name: self._port.join(name, [source.tensors[name] for source in sources if source]) for name in names}
+        return {
+            name: self._port.join(name, [source.tensors[name] for source in sources]) for name in sources[0].tensors
+        }
 
 
-def _image_rows(item: Work) -> int:
-    rows = item.sequence.prompt.image_rows
-    return int(np.searchsorted(rows, item.end) - np.searchsorted(rows, item.start)) if item.sequence.in_prefill else 0
+def _features_of(item: Work) -> Features | None:
+    return item.sequence.features if not item.decodes and item.image_rows else None

@@ -36,17 +36,14 @@ class StagePort(Protocol):
     def empty(self, spec: TensorSpec) -> Handle:
         """A tensor of this name and type without elements: free dimensions are 0."""
 
+    def zeros(self, name: str, handle: Handle) -> Handle:
+        """A tensor of the same type and shape, of zeros."""
+
+    def is_on_host(self, handle: Handle) -> bool:
+        """Whether a tensor is in host memory, where it can be joined with others; one on a GPU goes on as it is."""
+
     def join(self, name: str, handles: Sequence[Handle]) -> Handle:
-        """One tensor with the rows of several, in order; a single one is passed on as it is."""
-
-
-@dataclass(frozen=True)
-class TokenLogprobs:
-    """Log-probability of a token, and of the most likely alternatives (ids, values), best first."""
-
-    logprob: float
-    top_ids: tuple[int, ...] = ()
-    top_logprobs: tuple[float, ...] = ()
+        """One tensor with the rows of several on the host, in order; a single one is passed on as it is."""
 
 
 @dataclass(frozen=True)

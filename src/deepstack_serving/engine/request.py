@@ -25,6 +25,18 @@ class OutputOptions:
 
 
 @dataclass(frozen=True)
+class AuditOptions:
+    """What `deepstack audit` changes about one request: layers whose features are zeros, graphs left out.
+
+    With `describe` nothing is generated: the answer says how the stages compute.
+    """
+
+    zeroed: tuple[int, ...] = ()
+    eager: bool = False
+    describe: bool = False
+
+
+@dataclass(frozen=True)
 class GenerationRequest:
     """`text` None means that `messages` was sent; `images` and `videos` are the elements of the inputs, undecoded."""
 
@@ -36,6 +48,7 @@ class GenerationRequest:
     output: OutputOptions = field(default_factory=OutputOptions)
     videos: tuple[bytes, ...] = ()
     video_sampling: VideoSampling = VideoSampling()
+    audit: AuditOptions = AuditOptions()
 
 
 def parse_request(

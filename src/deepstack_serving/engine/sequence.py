@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +28,15 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class Features:
-    """Encoded images and videos of a request: named tensors of the same number of rows, and their rotary positions."""
+    """Encoded images and videos of a request: named tensors of the same number of rows, and their rotary positions.
+
+    Those that are not `joinable` stay on a GPU and go to the stages without those of other requests beside them.
+    """
 
     tensors: Mapping[str, Handle]
     rows: int
     positions: Positions
+    joinable: bool = True
 
 
 @dataclass(eq=False)
@@ -50,21 +55,22 @@ class Sequence:
     output_ids: list[int] = field(default_factory=list)
     features: Features | None = None
     positions: Positions | None = None
+    group: int = 0
+    is_in_step: bool = False  # of a group whose step runs beside the engine
 
-    @property
+    @cached_property
     def max_tokens(self) -> int:
         return self.request.sampling.max_tokens or 1
+
+    @cached_property
+    def prompt_tokens(self) -> int:
+        return self.prompt.length
 
     @property
     def total_tokens(self) -> int:
         """The most tokens that this request can come to."""
-        return self.prompt.length + self.max_tokens
+        return self.prompt_tokens + self.max_tokens
 
     @property
     def in_prefill(self) -> bool:
-        return self.computed < self.prompt.length
-
-    @property
-    def next_id(self) -> int:
-        """The token that the next decode step takes in."""
-        return self.output_ids[-1]
+        return self.computed < self.prompt_tokens

@@ -6,6 +6,7 @@ layer's weights, and the keys and values of the pool come in as arguments, so no
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -45,7 +46,9 @@ class CompiledLayers:
             for layer, module in layers.items()
         }
         self._kinds = {layer: _structure(parameters) for layer, parameters in self._parameters.items()}
-        templates = {self._kinds[layer]: _template(module) for layer, module in layers.items()}
+        examples = {self._kinds[layer]: module for layer, module in layers.items()}
+        # Without storage of its own: were it one of the layers, that layer would be compiled apart from the others.
+        templates = {kind: _template(copy.deepcopy(module).to("meta")) for kind, module in examples.items()}
         options: Any = AUTOTUNE if autotune else None
         self._functions = _compiled(templates, dynamic, options)
         self._one_row = self._functions if dynamic or autotune else _compiled(templates, dynamic, ONE_ROW)

@@ -50,6 +50,7 @@ class CudaRecorder:
                 for _ in range(WARM_UP_RUNS):
                     function()
             torch.cuda.synchronize()
+            torch.cuda.empty_cache()  # what warming up took: no other stream could use it
             graph = torch.cuda.CUDAGraph()
             # Other threads may go on using the device meanwhile: those that prepare images do.
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):

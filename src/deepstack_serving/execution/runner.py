@@ -26,7 +26,6 @@ from deepstack_serving.injection import add_features
 from deepstack_serving.kv_pool import KVPool
 from deepstack_serving.wire import deepstack_name
 
-PREFILL_SEQUENCES = 8  # of a captured prefill step; every one costs idle programs in the attention of each layer
 Head = Callable[[torch.Tensor], dict[str, torch.Tensor]]
 
 
@@ -81,6 +80,7 @@ class Sizes:
 
     decode: tuple[int, ...] = ()  # sequences
     prefill: tuple[int, ...] = ()  # rows
+    prefill_sequences: int = 1  # of a prefill step: prompts, and what decodes beside them
     columns: int = 1  # of the block tables
 
 
@@ -114,6 +114,7 @@ class StepRunner:
         self._device = str(pool.keys.device)
         self._replays: dict[_Bucket, Replay] = {}
         self._last: tuple[_Bucket, int] | None = None
+        self.continued = 0  # decode steps that needed no new layout
         self.slots = SlotRegistry((), self._device)
 
     @property
@@ -161,6 +162,7 @@ class StepRunner:
         if self._last is None:
             raise StageError("there is no replayed decode step to continue")
         self.slots.replace("hidden", hidden)
+        self.continued += 1
         return self._replay(*self._last, wanted)
 
     def capture(self, recorder: Recorder) -> None:
@@ -192,13 +194,12 @@ class StepRunner:
             size = bucket_for(self._sizes.decode, step.sequences)
             return None if size is None else _decode_bucket(size)
         size = bucket_for(self._sizes.prefill, step.rows)
-        if size is None or step.sequences > PREFILL_SEQUENCES:
+        if size is None or step.sequences > self._sizes.prefill_sequences:
             return None
         return self._prefill_bucket(size)
 
-    @staticmethod
-    def _prefill_bucket(size: int) -> _Bucket:
-        return _Bucket(size, PREFILL_SEQUENCES, max(size, 2))
+    def _prefill_bucket(self, size: int) -> _Bucket:
+        return _Bucket(size, self._sizes.prefill_sequences, max(size, 2))
 
     def _eager(self, hidden: torch.Tensor, step: StepRows, features: StepFeatures | None) -> dict[str, torch.Tensor]:
         layout = {name: tensor.to(self._device, non_blocking=True) for name, tensor in step.tensors().items()}
@@ -268,7 +269,7 @@ class StepRunner:
         """Deepstack slots only where prefill is captured, and only for the layers that this stage adds."""
         text: Any = self._layers.family.text_model(self._layers.model).config
         rows = max((*self._sizes.decode, *self._sizes.prefill), default=1)
-        sequences = max((*self._sizes.decode, PREFILL_SEQUENCES), default=1)
+        sequences = max((*self._sizes.decode, self._sizes.prefill_sequences), default=1)
         width, dtype, axes = text.hidden_size, self._pool.keys.dtype, self._layers.family.position_axes
         injected = self._layers.plan.injected if self._sizes.prefill else ()
         return (

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from itertools import groupby
 
+from deepstack_serving.command_line import table
 from deepstack_serving.planning import GIBIBYTE
 from deepstack_serving.planning.deployment import DeploymentPlan, GpuPlan, ModelPlan
 from deepstack_serving.settings import PREFIX
@@ -54,7 +55,7 @@ def _split(plan: DeploymentPlan) -> str:
 def _models(plan: DeploymentPlan) -> str:
     header = ("model", "GPU", "layers", "parameters", "KV per token", "features in", "features out")
     total = ("total", "", str(plan.layers), _gib(plan.parameter_bytes), _kib(plan.kv_bytes_per_token), "", "")
-    return _table([header, *map(_model, plan.models), total])
+    return table([header, *map(_model, plan.models), total])
 
 
 def _model(model: ModelPlan) -> tuple[str, ...]:
@@ -79,7 +80,7 @@ def _crossings(plan: DeploymentPlan) -> str:
         tensors = list(group)
         names = " ".join(item.tensor for item in tensors)
         rows.append((sender, receiver, names, f"[{kind}, {width}] {dtype}", f"{tensors[0].bytes_per_row} each"))
-    return _table(rows)
+    return table(rows)
 
 
 def _gpus(plan: DeploymentPlan) -> str:
@@ -91,7 +92,7 @@ def _gpus(plan: DeploymentPlan) -> str:
         sizes = (_gib(size), _gib(gpu.parameter_bytes), _gib(pool), _gib(size - gpu.parameter_bytes - pool))
         tokens = "-" if gpu.kv_tokens is None else f"{gpu.kv_tokens:,}"
         rows.append((str(gpu.gpu), *sizes, tokens, "yes" if gpu.fits else "NO"))
-    return _table(rows) + "what is left must hold activations and CUDA itself, for each model on the GPU\n"
+    return table(rows) + "what is left must hold activations and CUDA itself, for each model on the GPU\n"
 
 
 def _settings(plan: DeploymentPlan) -> str:
@@ -102,12 +103,6 @@ def _settings(plan: DeploymentPlan) -> str:
 
 def _features(layers: Sequence[int]) -> str:
     return " ".join(map(deepstack_name, layers)) or "-"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
-    return "\n".join(lines) + "\n"
 
 
 def _gib(size: int) -> str:

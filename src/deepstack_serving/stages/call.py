@@ -13,7 +13,8 @@ import torch
 from deepstack_serving.checkpoint import TRITON_DTYPES
 from deepstack_serving.errors import WireError, shown
 from deepstack_serving.injection import StagePlan
-from deepstack_serving.wire import SAMPLING, FeatureContract, ModelInterface, check_tensors, feature_inputs
+from deepstack_serving.stages.burst_call import ONE_STEP, Burst, burst_of, check_burst
+from deepstack_serving.wire import EAGER, SAMPLING, FeatureContract, ModelInterface, check_tensors, feature_inputs
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -22,6 +23,7 @@ DTYPES = {
     "INT64": torch.int64,
     "INT32": torch.int32,
     "UINT8": torch.uint8,
+    "BOOL": torch.bool,
 }
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -35,6 +37,9 @@ class LanguageCall:
     context_lengths: list[int]
     block_tables: torch.Tensor | None
     features: Tensors
+    eager: bool = False  # this call must not replay a graph
+    burst: Burst = ONE_STEP
+    continues: bool = False  # the decode step after this stage's last one, of the same sequences
 
     @property
     def has_images(self) -> bool:
@@ -55,15 +60,19 @@ def parse_call(
     queries, contexts = tensors["query_lengths"].tolist(), tensors["context_lengths"].tolist()
     rows = tensors["position_ids"].shape[1]
     _check_lengths(queries, contexts, rows)
+    burst = burst_of(tensors, plan)
     entering = "input_ids" if plan.is_first else "hidden_states"
-    if len(tensors[entering]) != rows:
+    if burst.steps == 1 and len(tensors[entering]) != rows:
         raise WireError(f"tensor {entering!r} has {len(tensors[entering])} rows, 'position_ids' has {rows}")
-    tables = _block_tables(tensors, queries, contexts, blocks, block_size)
+    tables = _block_tables(tensors, queries, [context + burst.steps - 1 for context in contexts], blocks, block_size)
     names = [spec.name for spec in feature_inputs(contract, plan)]
     features = _features(tensors, names, rows)
     if plan.is_last:
         _check_sampling(tensors, rows)
-    return LanguageCall(tensors, queries, contexts, tables, features)
+    if burst.steps > 1:
+        check_burst(tensors, plan, rows, len(queries), stateless=tables is None)
+    eager = EAGER.name in tensors and bool(tensors[EAGER.name])
+    return LanguageCall(tensors, queries, contexts, tables, features, eager, burst)
 
 
 def check_token_ids(call: LanguageCall, name: str, vocabulary: int) -> None:
@@ -114,18 +123,20 @@ def _block_tables(
 ) -> torch.Tensor | None:
     tables = tensors.get("block_tables")
     if tables is None or tables.shape[1] == 0:
-        if queries != contexts:
+        if queries != tensors["context_lengths"].tolist():
             raise WireError("a call without 'block_tables' is stateless: 'context_lengths' must equal 'query_lengths'")
         return None
     if len(tables) != len(queries):
         raise WireError(f"tensor 'block_tables' has {len(tables)} rows for {len(queries)} sequences")
-    for index, context in enumerate(contexts):
-        needed = -(-context // block_size)
-        table = tables[index, :needed]
-        if needed > tables.shape[1] or bool(((table < 0) | (table >= blocks)).any()):
-            raise WireError(
-                f"tensor 'block_tables' row {index} must name {needed} blocks below {blocks} for {context} tokens"
-            )
+    needed = -(-torch.tensor(contexts) // block_size)
+    is_used = torch.arange(tables.shape[1]) < needed[:, None]
+    wrong = (needed > tables.shape[1]) | (((tables < 0) | (tables >= blocks)) & is_used).any(1)
+    if wrong.any():
+        index = int(wrong.int().argmax())
+        raise WireError(
+            f"tensor 'block_tables' row {index} must name {int(needed[index])} blocks below {blocks} for "
+            f"{contexts[index]} tokens"
+        )
     return tables
 
 

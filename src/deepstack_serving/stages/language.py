@@ -7,22 +7,37 @@ features, then hidden states and later layers' features out, or logits and the n
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import torch
 
-from deepstack_serving.attention import ATTENTION, PackedStep
+from deepstack_serving.attention import ATTENTION
 from deepstack_serving.checkpoint import Checkpoint
 from deepstack_serving.errors import SettingsError, WireError
-from deepstack_serving.injection import InjectionPoint, StagePlan, add_features
+from deepstack_serving.exchange import ExchangeDoor
+from deepstack_serving.execution.layers import DecoderLayers
+from deepstack_serving.execution.recorder import Recorder
+from deepstack_serving.execution.runner import StepFeatures
+from deepstack_serving.injection import StagePlan
 from deepstack_serving.kv_pool import KVPool, blocks_for_memory, kv_shape
 from deepstack_serving.sampling import SamplingTensors, choose, top_logprobs
 from deepstack_serving.settings import Settings
+from deepstack_serving.stages.burst import Loop, run_burst
 from deepstack_serving.stages.call import LanguageCall, Tensors, check_placeholders, check_token_ids, parse_call
 from deepstack_serving.stages.device import limit_cpu_threads, stage_device
 from deepstack_serving.stages.info import StageInfo
-from deepstack_serving.stages.layout import packed_step
+from deepstack_serving.stages.layout import packed_step, step_rows
 from deepstack_serving.stages.loading import load_language_stage
-from deepstack_serving.wire import SAMPLING, STAGE_INFO, TOP_IDS, TOP_LOGPROBS, deepstack_name, language_interface
+from deepstack_serving.stages.running import check_execution, cuda_recorder, make_runner, start_graphs, step_sizes
+from deepstack_serving.wire import (
+    SAMPLING,
+    STAGE_INFO,
+    TOP_IDS,
+    TOP_LOGPROBS,
+    deepstack_name,
+    language_interface,
+    row_bytes,
+)
 
 CPU_POOL_TOKENS = 32_768
 MAX_TOP_COUNT = 64
@@ -43,13 +58,20 @@ class LanguageStage:
         self.contract = checkpoint.contract
         self.interface = language_interface(self.contract, self.plan)
         self.device = stage_device(settings, names[index])
+        check_execution(settings, self.device)
         limit_cpu_threads(settings)
         self._family = checkpoint.family
         self._placeholder_ids = self._family.placeholder_ids(checkpoint.config)
         self._vocabulary = int(checkpoint.config.text_config.vocab_size)
         self._model = load_language_stage(checkpoint, self.plan, self.device, ATTENTION)
-        self._layers = self._family.text_model(self._model).layers
         self._pool = self._make_pool(settings, checkpoint, plans, names)
+        self._settings = settings
+        on_gpu = self.device != "cpu"
+        self._door = ExchangeDoor(self.plan.index, self.plan.count, row_bytes(self.contract), pins=on_gpu)
+        self._layers = DecoderLayers(self._family, self._model, self.plan)
+        sizes = step_sizes(settings, self._pool, checkpoint.max_position_embeddings)
+        head = self._head if self.plan.is_last else None
+        self.runner = make_runner(settings, self._layers, self._pool, sizes, head)
         self.info = StageInfo(
             names[index],
             checkpoint.fingerprint,
@@ -61,6 +83,9 @@ class LanguageStage:
             self._pool.blocks,
             self._pool.block_size,
         )
+        self.runs_paged = self.device != "cpu"
+        if self.runs_paged and settings.execution != "eager":
+            self.capture(cuda_recorder(self.device))
 
     def _make_pool(
         self, settings: Settings, checkpoint: Checkpoint, plans: tuple[StagePlan, ...], names: tuple[str, ...]
@@ -81,91 +106,135 @@ class LanguageStage:
         return KVPool(self.plan.first_layer, layers, blocks, settings.block_size, shape, self.device)
 
     @torch.inference_mode()
+    def capture(self, recorder: Recorder) -> None:
+        """Capture the graphs of this stage's steps. Raises SettingsError when that fails and no fallback is allowed."""
+        start_graphs(self._settings, self._layers, self.runner, recorder)
+        self.runs_paged = True
+        execution = "graph" if self.runner.captured else "eager"
+        self.info = replace(self.info, execution=execution, compiled=self.runner.is_compiled)
+
+    @torch.inference_mode()
     def run(self, tensors: Tensors, outputs: Collection[str]) -> dict[str, torch.Tensor]:
         """One packed call. Returns the wanted outputs, as tensors that no later call changes."""
         if self.info.answers(outputs):
             return {STAGE_INFO.name: self.info.to_tensor()}
         call = parse_call(tensors, self.interface, self.contract, self.plan, self._pool.blocks, self._pool.block_size)
-        if self.plan.is_last:
-            self._check_asked(call)
+        self._check(call)
+        if call.burst.steps > 1:
+            return self._run_burst(call, outputs)
+        return self._run_one(call, outputs)
+
+    def _run_burst(self, call: LanguageCall, outputs: Collection[str]) -> dict[str, torch.Tensor]:
+        loop, ticket = Loop(), call.burst.ticket
+        incoming, outgoing = (loop, loop) if ticket is None else self._door.join(ticket, len(call.query_lengths))
+        return run_burst(call, self.plan, self.device, incoming, outgoing, lambda step: self._run_one(step, outputs))
+
+    def _run_one(self, call: LanguageCall, outputs: Collection[str]) -> dict[str, torch.Tensor]:
         features = {name: tensor.to(self.device) for name, tensor in call.features.items()}
-        hidden = self._run_layers(self._enter(call, features), call, features)
+        results = self._run_layers(self._enter(call, features), call, features, outputs)
         if self.plan.is_last:
-            return self._sample(hidden, call, outputs)
+            return self._sample(results, call, outputs)
         # Copies: what the server sends must not alias what the caller or a later call may rewrite.
         forwarded = {
             name: features[name].clone() for name in map(deepstack_name, self.plan.forwarded) if name in features
         }
-        return {"hidden_states": hidden, **forwarded}
+        return {"hidden_states": results["hidden"], **forwarded}
 
     def _enter(self, call: LanguageCall, features: dict[str, torch.Tensor]) -> torch.Tensor:
         """The rows that layer `first_layer` takes, [rows, width]."""
         if not self.plan.is_first:
             return call.tensors["hidden_states"].to(self.device)
-        check_token_ids(call, "input_ids", self._vocabulary)
-        check_placeholders(call, self._placeholder_ids)
         hidden = self._family.embed(self._model, call.tensors["input_ids"].to(self.device))
         if call.has_images:
             rows, sources = self._image_rows(call)
             hidden = self._family.replace_image_rows(hidden, rows, features.get("image_embeds"), sources)
         return hidden
 
-    def _run_layers(self, hidden: torch.Tensor, call: LanguageCall, features: dict[str, torch.Tensor]) -> torch.Tensor:
+    def _run_layers(
+        self, hidden: torch.Tensor, call: LanguageCall, features: dict[str, torch.Tensor], outputs: Collection[str]
+    ) -> dict[str, torch.Tensor]:
+        """`hidden` behind the layers; for a decode step of the last stage on a GPU, what the head made of it."""
         if len(hidden) == 0 or self.plan.first_layer == self.plan.end_layer:
-            return hidden.clone()
+            return {"hidden": hidden.clone()}
+        if call.continues and self.runner.can_continue and not call.eager:
+            return self.runner.continue_decode(hidden, _wanted(call, outputs))
+        injected = self._step_features(call, features)
+        if call.block_tables is not None and self.runs_paged:
+            rows = step_rows(call, call.block_tables, self._pool.block_size)
+            return self.runner.run(hidden, rows, injected, _wanted(call, outputs), eager=call.eager)
         step = packed_step(call, self._pool, self.device)
-        positions = call.tensors["position_ids"].to(self.device)[:, None]
-        rotary = self._family.rotary(self._model, hidden[None], positions)
-        before = self._family.injection is InjectionPoint.BEFORE_LAYER
-        for layer in range(self.plan.first_layer, self.plan.end_layer):
-            if before:
-                hidden = self._inject(hidden, layer, call, features)
-            hidden = self._layer(layer, hidden, rotary, step)
-            if not before:
-                hidden = self._inject(hidden, layer, call, features)
-        return hidden
+        inject = None if injected is None else injected.add
+        positions = call.tensors["position_ids"].to(self.device)
+        return {"hidden": self._layers.run(hidden, positions, lambda _: step, inject)}
 
-    def _layer(self, layer: int, hidden: torch.Tensor, rotary: object, step: PackedStep) -> torch.Tensor:
-        output: torch.Tensor = self._layers[layer](
-            hidden[None], position_embeddings=rotary, attention_mask=None, packed=step
-        )
-        return output[0]
-
-    def _inject(
-        self, hidden: torch.Tensor, layer: int, call: LanguageCall, features: dict[str, torch.Tensor]
-    ) -> torch.Tensor:
-        if layer not in self.plan.injected or not call.has_images:
-            return hidden
-        rows, sources = self._image_rows(call)
-        return add_features(hidden, rows, features[deepstack_name(layer)], sources)
+    def _step_features(self, call: LanguageCall, features: dict[str, torch.Tensor]) -> StepFeatures | None:
+        if not call.has_images or not self.plan.injected:
+            return None
+        own = {layer: features[deepstack_name(layer)] for layer in self.plan.injected}
+        return StepFeatures(own, *self._image_rows(call))
 
     def _image_rows(self, call: LanguageCall) -> tuple[torch.Tensor, torch.Tensor]:
         return call.tensors["image_rows"].to(self.device), call.tensors["feature_rows"].to(self.device)
 
-    def _sample(self, hidden: torch.Tensor, call: LanguageCall, outputs: Collection[str]) -> dict[str, torch.Tensor]:
-        rows = call.tensors["sample_rows"].to(self.device)
-        logits = self._family.logits(self._model, hidden.index_select(0, rows))
+    def _head(self, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Greedy choice and logits of every row."""
+        logits = self._family.logits(self._model, hidden)
+        choice = choose(logits, None)
+        return {"next_ids": choice.ids, "logprobs": choice.logprobs, "logits": logits}
+
+    def _sample(
+        self, results: dict[str, torch.Tensor], call: LanguageCall, outputs: Collection[str]
+    ) -> dict[str, torch.Tensor]:
+        rows = call.tensors["sample_rows"]
+        asks_top = _asks_top(outputs)
         sampling = {
             spec.name: call.tensors[spec.name].to(self.device) for spec in SAMPLING if spec.name in call.tensors
         }
         forced = call.tensors.get("forced_ids")
+        if "next_ids" in results and forced is None and not sampling and not asks_top:
+            return {name: _take(results[name], rows) for name in ("next_ids", "logprobs")}
+        if "logits" in results:
+            logits = _take(results["logits"], rows)
+        else:
+            logits = self._family.logits(self._model, _take(results["hidden"], rows))
         choice = choose(
             logits,
             SamplingTensors(**sampling) if sampling else None,
             None if forced is None else forced.to(self.device),
         )
-        results = {"next_ids": choice.ids, "logprobs": choice.logprobs}
-        if TOP_IDS.name in outputs or TOP_LOGPROBS.name in outputs:
-            results[TOP_LOGPROBS.name], results[TOP_IDS.name] = top_logprobs(logits, self._top_count(call))
-        return results
+        chosen = {"next_ids": choice.ids, "logprobs": choice.logprobs}
+        if asks_top:
+            chosen[TOP_LOGPROBS.name], chosen[TOP_IDS.name] = top_logprobs(logits, self._top_count(call))
+        return chosen
 
-    def _check_asked(self, call: LanguageCall) -> None:
+    def _check(self, call: LanguageCall) -> None:
         """Before a layer writes anything."""
-        self._top_count(call)
-        check_token_ids(call, "forced_ids", self._vocabulary)
+        if self.plan.is_first:
+            check_token_ids(call, "input_ids", self._vocabulary)
+            check_placeholders(call, self._placeholder_ids)
+        if self.plan.is_last:
+            self._top_count(call)
+            check_token_ids(call, "forced_ids", self._vocabulary)
 
     def _top_count(self, call: LanguageCall) -> int:
         count = int(call.tensors["top_count"][0]) if "top_count" in call.tensors else 1
         if not 1 <= count <= MAX_TOP_COUNT:
             raise WireError(f"tensor 'top_count' is {count}; allowed: 1 to {MAX_TOP_COUNT}")
         return count
+
+
+def _asks_top(outputs: Collection[str]) -> bool:
+    return TOP_IDS.name in outputs or TOP_LOGPROBS.name in outputs
+
+
+def _wanted(call: LanguageCall, outputs: Collection[str]) -> frozenset[str]:
+    """What a replay must hand out: the greedy choice, or the logits where the call asks for more."""
+    more = call.tensors.keys() & {"forced_ids", "temperature"} or _asks_top(outputs)
+    return frozenset({"hidden", "logits"} if more else {"hidden", "next_ids", "logprobs"})
+
+
+def _take(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """tensor[rows]; the tensor itself where that is all of it, as in a decode step."""
+    if len(rows) == len(tensor) and torch.equal(rows, torch.arange(len(rows))):
+        return tensor
+    return tensor.index_select(0, rows.to(tensor.device))

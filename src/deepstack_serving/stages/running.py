@@ -13,6 +13,8 @@ from deepstack_serving.execution.runner import CompiledStep, Head, Sizes, StepRu
 from deepstack_serving.kv_pool import KVPool
 from deepstack_serving.settings import Settings, keep_compiled_code
 
+MAX_PREFILL_SEQUENCES = 256  # of a captured step: each costs idle programs in the attention of every layer
+
 
 def step_sizes(settings: Settings, pool: KVPool, max_context_length: int) -> Sizes:
     """What the steps of these settings are padded to."""
@@ -20,6 +22,7 @@ def step_sizes(settings: Settings, pool: KVPool, max_context_length: int) -> Siz
     return Sizes(
         needed_sizes(settings.decode_batch_sizes, settings.max_running_requests),
         needed_sizes(settings.prefill_graph_tokens, settings.prefill_token_budget),
+        min(settings.max_running_requests, MAX_PREFILL_SEQUENCES),
         min(-(-context // pool.block_size), pool.blocks),
     )
 

@@ -1,8 +1,9 @@
-"""Names of the server's shared-memory regions, and the sweep of those that a killed server left behind.
+"""Names of this project's shared-memory regions, and the sweep of those that a killed process left behind.
 
-The Python backend names a region `<prefix><uuid>`. The prefix carries the server's process id and the id of the
-namespace in which that number means something, so that a sweep removes only regions of this project whose owner is
-certainly gone: a container that shares /dev/shm with the host never touches the host's regions, nor the reverse.
+The Python backend names a region `<prefix><uuid>`, the orchestrator one `<prefix>exchange_<digits>`. The prefix carries
+the owner's process id and the id of the namespace in which that number means something, so that a sweep removes only
+regions of this project whose owner is certainly gone: a container that shares /dev/shm with the host never touches the
+host's regions, nor the reverse.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _REGION = re.compile(r"deepstack_(?P<namespace>\d+)_(?P<process>\d+)_.+")
 
 
 def region_prefix(process_id: int) -> str:
-    """The prefix of all regions of the server with this process id."""
+    """The prefix of all regions of the process with this id."""
     return f"deepstack_{_process_namespace()}_{process_id}_"
 
 
@@ -27,11 +28,12 @@ def sweep_regions(process_id: int, directory: Path = REGION_DIRECTORY) -> list[P
 
 
 def sweep_orphaned_regions(directory: Path = REGION_DIRECTORY) -> list[Path]:
-    """Remove the regions of this project whose server is gone."""
-    return _remove([path for path in directory.glob("deepstack_*") if _is_orphaned(path.name)])
+    """Remove the regions of this project whose owner is gone."""
+    return _remove([path for path in directory.glob("deepstack_*") if is_orphaned(path.name)])
 
 
-def _is_orphaned(name: str) -> bool:
+def is_orphaned(name: str) -> bool:
+    """Whether the owner of a region of this name is certainly gone."""
     match = _REGION.fullmatch(name)
     if match is None or int(match["namespace"]) != _process_namespace():
         return False

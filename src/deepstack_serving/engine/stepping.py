@@ -1,0 +1,157 @@
+"""The engine's steps: what runs next, through the stages, and what became of it. On the engine thread.
+
+A step that fails is tried again for each of its requests alone, one decode step at a time, so that one request's fault
+stays its own. With several groups of sequences a step of each runs beside the engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from deepstack_serving.engine.burst_policy import BurstPolicy
+from deepstack_serving.engine.connection import Connection
+from deepstack_serving.engine.events import Event, Failure, Tokens
+from deepstack_serving.engine.inbox import Inbox
+from deepstack_serving.engine.outputs import OutputWorker
+from deepstack_serving.engine.overlap import OverlappingSteps
+from deepstack_serving.engine.pipeline import StagePipeline, StepTokens
+from deepstack_serving.engine.progress import record
+from deepstack_serving.engine.scheduler import Scheduler, Work
+from deepstack_serving.engine.sequence import Sequence as Running
+from deepstack_serving.engine.sequence import Status
+from deepstack_serving.errors import DeepstackError
+from deepstack_serving.settings import Settings
+
+
+@dataclass
+class EngineStats:
+    """Counts since the start. Written by the engine thread, read by anyone. A burst counts as its decode steps."""
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+
+
+class Stepping:
+    """Steps the scheduler's sequences. Their ends go to the scheduler and the output worker."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        connection: Connection,
+        pipeline: StagePipeline,
+        scheduler: Scheduler,
+        outputs: OutputWorker,
+        inbox: Inbox,
+        eos_token_ids: Collection[int],
+    ) -> None:
+        self.stats = EngineStats()
+        self.bursts = BurstPolicy(settings.decode_steps_per_call)
+        self._micro_batches, self._connection, self._pipeline = settings.micro_batches, connection, pipeline
+        self._scheduler, self._outputs = scheduler, outputs
+        self._overlap = OverlappingSteps(pipeline, scheduler, inbox)
+        self._eos = frozenset(eos_token_ids)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a step runs beside the engine."""
+        return self._overlap.are_running
+
+    def divide(self) -> None:
+        """As many groups of sequences as the settings say, or as the stages have devices."""
+        groups = self._micro_batches or len({info.device for info in self._connection.infos[1:]})
+        if groups != self._scheduler.groups:
+            self._scheduler.set_groups(groups)
+
+    def advance(self) -> None:
+        """Run a step, or begin one of every group that can."""
+        if self._scheduler.groups > 1:
+            for group in self._scheduler.free_groups():
+                self._begin(group)
+        elif work := self._scheduler.plan():
+            self._step(work, self._burst(work))
+
+    def end(self, group: int) -> None:
+        """A step that ran beside the engine is over."""
+        ended = self._overlap.end(group)
+        if ended is None:
+            return
+        work, future = ended
+        try:
+            result = future.result()
+        except DeepstackError as error:
+            self._recover(work, error)
+        else:
+            self._record(work, result)
+
+    def close(self) -> None:
+        """Wait for the steps that run beside the engine."""
+        self._overlap.close()
+        self._pipeline.close()
+
+    def _burst(self, work: Sequence[Work]) -> int:
+        steps = self.bursts.steps(self._scheduler, work, self._connection.infos[1:])
+        return steps if steps == 1 or self._pipeline.bursts.are_possible() else 1
+
+    def _step(self, work: Sequence[Work], steps: int = 1) -> None:
+        started_s = time.monotonic()
+        try:
+            result = self._pipeline.run(self._pipeline.pack(work, steps))
+        except DeepstackError as error:
+            self._recover(work, error, steps)
+            return
+        if work[-1].decodes:
+            self.bursts.took(time.monotonic() - started_s, steps)
+        self._record(work, result, steps)
+
+    def _begin(self, group: int) -> None:
+        self._scheduler.balance(group)
+        work = self._scheduler.plan(group)
+        if not work:
+            return
+        try:
+            step = self._pipeline.pack(work, group=group)
+        except DeepstackError as error:
+            self._recover(work, error)
+        else:
+            self._overlap.begin(group, work, step)
+
+    def _record(self, work: Sequence[Work], result: StepTokens, steps: int = 1) -> None:
+        self.stats.steps += steps
+        events: list[Event] = []
+        row = 0
+        for item in work:
+            if not item.decodes:
+                self.stats.prompt_tokens += item.end - item.start
+                if not item.samples:
+                    item.sequence.computed = item.end
+                    continue
+            if item.sequence.status is Status.RUNNING:  # else it ended while its step ran
+                events += record(item, result, row, self._eos)
+            row += 1
+        for event in events:
+            if isinstance(event, Tokens):
+                self.stats.generated_tokens += len(event.ids)
+                if event.finish_reason is None:
+                    continue
+            self._scheduler.finish(event.sequence)
+        self._outputs.put(events)
+
+    def _recover(self, work: Sequence[Work], error: DeepstackError, steps: int = 1) -> None:
+        """After a failed step: requests that hold blocks end when a stage lost its pool; else each is tried alone."""
+        if not self._connection.still_open():
+            for sequence in list(self._scheduler.running):
+                self._fail(sequence, error)
+            self._overlap.settle()
+        elif len(work) == 1 and steps == 1:
+            self._fail(work[0].sequence, error)
+        else:
+            for item in work:
+                if item.sequence.status is Status.RUNNING:
+                    self._step([item])
+
+    def _fail(self, sequence: Running, error: DeepstackError) -> None:
+        self._scheduler.finish(sequence)
+        self._outputs.put([Failure(sequence, error)])
