@@ -19,8 +19,8 @@ import pytest
 
 from deepstack_serving.embedded import EmbeddedServer, ServerOptions
 from deepstack_serving.embedded.control import Control
-from deepstack_serving.regions import REGION_DIRECTORY, region_prefix, sweep_orphaned_regions
 from deepstack_serving.errors import UnavailableError
+from deepstack_serving.regions import REGION_DIRECTORY, region_prefix, sweep_orphaned_regions
 
 READY_TIMEOUT_S = 60.0
 # An exit timeout far beyond the tests' patience: an end that waits for it fails.

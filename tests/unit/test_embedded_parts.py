@@ -15,8 +15,8 @@ from deepstack_serving.embedded.layout import count_gpus
 from deepstack_serving.embedded.options import server_arguments
 from deepstack_serving.embedded.ports import choose_ports, connect_host, first_taken
 from deepstack_serving.embedded.process import model_of_stub
-from deepstack_serving.regions import region_prefix, sweep_orphaned_regions, sweep_regions
 from deepstack_serving.errors import UnavailableError
+from deepstack_serving.regions import region_prefix, sweep_orphaned_regions, sweep_regions
 
 LOCAL = "127.0.0.1"
 

@@ -24,7 +24,7 @@ IMAGE_TOKENS = 4
 
 @pytest.fixture(scope="module")
 def port(checkpoint: Path) -> LocalPort:
-    return LocalPort(local_settings(checkpoint, kv_pool_tokens=64), STAGE_NAMES[1])
+    return LocalPort(local_settings(checkpoint, kv_pool_tokens=64, block_size=16), STAGE_NAMES[1])
 
 
 @pytest.fixture

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import queue
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 
+from deepstack_serving.engine import outputs
 from deepstack_serving.engine.events import Begin, Event, Failure, Tokens
 from deepstack_serving.engine.outputs import OutputWorker
+from deepstack_serving.engine.ports import Output
 from deepstack_serving.engine.request import GenerationRequest, OutputOptions
 from deepstack_serving.engine.sampling_parameters import SamplingParameters
 from deepstack_serving.engine.sequence import Sequence
-from deepstack_serving.errors import StageError
+from deepstack_serving.errors import CancelledError, StageError
 from tests.support.local import CollectingReply
 from tests.support.sequences import sequence
 
@@ -122,3 +127,72 @@ def test_fault_in_the_thread_ends_what_it_had_in_hand(tokenizer: Tokenizer) -> N
         worker.run()
     replies: list[Any] = [first.reply, second.reply]
     assert [reply.finals for reply in replies] == [1, 1]
+
+
+class Telling(CollectingReply):
+    """Says when a response has come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.came: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def send(self, output: Output, *, final: bool) -> None:
+        super().send(output, final=final)
+        self.came.put(output.text)
+
+
+@pytest.fixture
+def running(tokenizer: Tokenizer) -> Iterator[OutputWorker]:
+    worker = OutputWorker(tokenizer, lambda _: None)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    yield worker
+    worker.close()
+    thread.join(60)
+
+
+def test_the_first_and_the_last_response_are_not_put_off(
+    running: OutputWorker, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outputs, "RESPONSES_PER_S", 1e-3)
+    item, ids = asked(), ids_of(tokenizer)
+    item.reply = reply = Telling()
+    steps = one_by_one(item, ids)
+    running.put([Begin(item)])
+    running.put(steps[0])
+    first = reply.came.get(timeout=60)
+    for step in steps[1:]:
+        running.put(step)
+    reply.wait()
+    assert [output.text for output in reply.outputs] == [first, TEXT.removeprefix(first)]
+
+
+def test_what_was_put_off_goes_out_without_a_further_token(
+    running: OutputWorker, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outputs, "RESPONSES_PER_S", 50)
+    item, ids = asked(), ids_of(tokenizer)
+    item.reply = reply = Telling()
+    running.put([Begin(item)])
+    for step in one_by_one(item, ids)[:3]:
+        running.put(step)
+    text = ""
+    while len(text) < len(tokenizer.decode(ids[:3])):
+        text += reply.came.get(timeout=60)
+    assert text == tokenizer.decode(ids[:3])
+
+
+def test_a_client_that_leaves_is_noticed_while_its_tokens_are_put_off(
+    running: OutputWorker, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outputs, "RESPONSES_PER_S", 1e-3)
+    item, ids = asked(), ids_of(tokenizer)
+    item.reply = reply = Telling()
+    steps = one_by_one(item, ids)
+    running.put([Begin(item)])
+    running.put(steps[0])
+    reply.came.get(timeout=60)
+    running.put(steps[1])
+    reply.cancelled = True
+    reply.wait()
+    assert isinstance(reply.error, CancelledError)

@@ -70,8 +70,8 @@ def test_a_smaller_share_for_the_kv_pools_makes_it_fit(capsys: pytest.CaptureFix
 def test_kv_tokens_are_what_the_pools_take(capsys: pytest.CaptureFixture[str]) -> None:
     content = planned(capsys, "--stages", "1", "--gpu-memory-gib", "24")
     (gpu,) = content["gpus"]  # type: ignore[misc]
-    blocks = 12 * 2**30 // (114_688 * 16)
-    assert (gpu["kv_pool_bytes"], gpu["kv_tokens"]) == (12 * 2**30, blocks * 16)  # type: ignore[index]
+    blocks = 12 * 2**30 // (114_688 * 64)
+    assert (gpu["kv_pool_bytes"], gpu["kv_tokens"]) == (12 * 2**30, blocks * 64)  # type: ignore[index]
 
 
 @pytest.mark.parametrize(

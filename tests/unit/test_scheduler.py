@@ -10,7 +10,7 @@ import pytest
 
 from deepstack_serving.engine.block_allocator import BlockAllocator
 from deepstack_serving.engine.scheduler import Scheduler
-from deepstack_serving.engine.sequence import Features, Sequence, Status
+from deepstack_serving.engine.sequence import EncodedBatch, Features, Sequence, Status
 from deepstack_serving.errors import InvalidRequestError, UnavailableError
 from deepstack_serving.families.base import Positions
 from tests.support.sequences import advance, sequence
@@ -187,7 +187,8 @@ def with_features(joinable: bool, tokens: int = 10) -> Sequence:
     item = sequence(tokens)
     rows = np.arange(2, 6)
     item.prompt = replace(item.prompt, image_rows=rows, feature_rows=rows - 2, image_tokens=(4,))
-    item.features = Features({}, 4, Positions(np.zeros((1, tokens), dtype=np.int64), 0), joinable)
+    positions = Positions(np.zeros((1, tokens), dtype=np.int64), 0)
+    item.features = Features(EncodedBatch({}, 4, joinable), 0, positions)
     return item
 
 

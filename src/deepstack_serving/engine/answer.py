@@ -19,6 +19,7 @@ class Answer:
     def __init__(self, sequence: Running, tokenizer: Any, text_of: Callable[[int], str], now_s: float) -> None:
         self.sequence = sequence
         self.polled_s = now_s
+        self.sent_s = 0.0
         self.finish_reason: str | None = None
         self.ends_early = False  # a stop string ended it, of which the engine does not know
         self._text, self._text_of = TextStream(tokenizer, sequence.request.sampling.stop), text_of
@@ -31,6 +32,10 @@ class Answer:
     def add(self, tokens: Tokens) -> None:
         """Tokens that `settle` works off."""
         self._waiting.append(tokens)
+
+    def may_wait(self, until_s: float) -> bool:
+        """Whether `settle` may be put off: the client has had a response since `until_s`, and this is not the last."""
+        return self.sent_s > until_s and self._waiting[-1].finish_reason is None
 
     def settle(self) -> Output | None:
         """The response that the tokens since the last call come to, if any; sets `finish_reason` with the last."""

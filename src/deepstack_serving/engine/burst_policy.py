@@ -7,9 +7,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from deepstack_serving.engine.scheduler import Scheduler, Work
+from deepstack_serving.engine.sequence import Status
 from deepstack_serving.stages.info import StageInfo
 
 STEPS_ON_GPUS = 8
+SHARE_WHILE_ENCODING = 2
 _ARRIVALS = 8  # that the rate of arrivals is taken from
 _WEIGHT = 0.1  # of the latest step in the mean
 
@@ -17,8 +19,8 @@ _WEIGHT = 0.1  # of the latest step in the mean
 class BurstPolicy:
     """A burst must not keep a request waiting that could start: requests that come meanwhile wait for its end.
 
-    So there are no bursts while a request waits or is being encoded, and when requests come often, none is longer than
-    the mean time between two of them.
+    So there are no bursts while a request waits for blocks, short ones while images are being encoded, and when
+    requests come often, none is longer than the mean time between two of them.
     """
 
     def __init__(self, setting: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -38,9 +40,12 @@ class BurstPolicy:
     def steps(self, scheduler: Scheduler, work: Sequence[Work], stages: Sequence[StageInfo]) -> int:
         """Decode steps of this work. `stages` are the language stages."""
         limit = self._setting or (STEPS_ON_GPUS if all(info.device.startswith("cuda") for info in stages) else 1)
-        is_alone = len(work) == len(scheduler.running) and not scheduler.waiting and work[-1].decodes
+        encoding = sum(sequence.status is Status.ENCODING for sequence in scheduler.running)
+        is_alone = len(work) + encoding == len(scheduler.running) and not scheduler.waiting and work[-1].decodes
         if limit == 1 or scheduler.groups > 1 or not is_alone:
             return 1
+        if encoding:  # whose images may be ready at any moment
+            limit = max(1, limit // SHARE_WHILE_ENCODING)
         left = min(item.sequence.max_tokens - len(item.sequence.output_ids) for item in work)
         return max(1, min(limit, left, self._between_arrivals(limit)))
 

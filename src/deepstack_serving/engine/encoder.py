@@ -1,72 +1,156 @@
-"""Encode a request's images and videos beside the engine thread, and compute the rotary positions that they give."""
+"""Encode requests' images and videos beside the engine thread, and compute the rotary positions that they give.
+
+On a GPU, images of requests that wait together are encoded together: a step takes features of one call of the encoder
+at a time, so what one call gave can also be prefilled together.
+"""
 
 from __future__ import annotations
 
 import logging
+import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
 
 from deepstack_serving.checkpoint import Checkpoint
-from deepstack_serving.engine.ports import StagePort
-from deepstack_serving.engine.sequence import Features, Sequence, Status
+from deepstack_serving.engine.ports import Array, StagePort
+from deepstack_serving.engine.sequence import EncodedBatch, Features, Sequence, Status
 from deepstack_serving.errors import CancelledError, DeepstackError, StageError
+from deepstack_serving.families.base import Positions
+from deepstack_serving.media import MediaFiles
 from deepstack_serving.wire import IMAGE_GRID, IMAGE_TOKENS, VIDEO_GRID, VIDEO_TOKENS, deepstack_name
 
 Done = Callable[[Sequence, Features | DeepstackError], None]
+_SURPRISE = StageError("the images or videos could not be encoded; the server's log says why")
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    sequence: Sequence
+    done: Done
 
 
 class Encoder:
-    """A few threads that call the vision encoder; every submitted request ends in exactly one call of `done`."""
+    """A few threads that call the vision encoder; every submitted request ends in exactly one call of `done`.
+
+    `batch_rows`: so many feature rows of waiting requests at most go into one call; 0: one request a call.
+    """
 
     def __init__(self, port: StagePort, checkpoint: Checkpoint, threads: int) -> None:
+        self.batch_rows = 0
         self._port, self._checkpoint = port, checkpoint
         contract = checkpoint.contract
         names = [deepstack_name(layer) for layer in contract.deepstack_layers]
         self._features = [*(["image_embeds"] if contract.has_image_embeds else []), *names]
         videos = (VIDEO_GRID, VIDEO_TOKENS) if contract.has_video else ()
         self._sizes = [spec.name for spec in (IMAGE_GRID, IMAGE_TOKENS, *videos)]
+        self._waiting: deque[_Waiting] = deque()
+        self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="encode")
 
     def submit(self, sequence: Sequence, done: Done) -> None:
         """Encode in the background."""
-        self._pool.submit(self._run, sequence, done).add_done_callback(_report_surprise)
+        self.enqueue(sequence, done)
+        self._pool.submit(self.run_next).add_done_callback(_report_surprise)
+
+    def enqueue(self, sequence: Sequence, done: Done) -> None:
+        """Let it wait for a call of `run_next`."""
+        self._waiting.append(_Waiting(sequence, done))
+
+    @property
+    def waiting(self) -> int:
+        """Requests that no call has taken yet."""
+        return len(self._waiting)
 
     def close(self) -> None:
         """Let running calls end, drop queued ones."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _run(self, sequence: Sequence, done: Done) -> None:
-        result: Features | DeepstackError = StageError(
-            "the images or videos could not be encoded; the server's log says why"
-        )
-        try:
-            if sequence.status is Status.FINISHED:  # its client left; images of others are waiting
-                result = CancelledError("the request was cancelled by its client")
-            else:
-                result = self.encode(sequence)
-        except DeepstackError as error:
-            result = error
-        finally:
-            done(sequence, result)
-
     def encode(self, sequence: Sequence) -> Features:
         """Features and positions of a request with images or videos. Raises DeepstackError."""
-        prompt = sequence.prompt
-        outputs = self._port.call_encoder(sequence.files, [*self._features, *self._sizes])
+        return self._encode([sequence])[0]
+
+    def run_next(self) -> None:
+        """One call of the encoder for the request that has waited longest, and for those that fit beside it."""
+        batch = self._take()
+        open_ = [item for item in batch if item.sequence.status is not Status.FINISHED]
+        results: dict[Sequence, Features | DeepstackError] = {}
+        try:
+            results = self._results([item.sequence for item in open_])
+        finally:
+            for item in batch:
+                left = item not in open_  # its client left; images of others are waiting
+                cancelled = CancelledError("the request was cancelled by its client")
+                item.done(item.sequence, cancelled if left else results.get(item.sequence, _SURPRISE))
+
+    def _take(self) -> list[_Waiting]:
+        """The request that has waited longest, and those behind it that fit into a call with it."""
+        with self._lock:
+            batch: list[_Waiting] = []
+            rows = 0
+            while self._waiting and (not batch or self._fits(batch[0].sequence, rows, self._waiting[0].sequence)):
+                batch.append(self._waiting.popleft())
+                rows += len(batch[-1].sequence.prompt.image_rows)
+            return batch
+
+    def _fits(self, first: Sequence, rows: int, further: Sequence) -> bool:
+        has_videos = first.files.videos or further.files.videos
+        alike = first.request.audit.zeroed == further.request.audit.zeroed
+        return rows + len(further.prompt.image_rows) <= self.batch_rows and alike and not has_videos
+
+    def _results(self, sequences: list[Sequence]) -> dict[Sequence, Features | DeepstackError]:
+        """A call that fails is made again for each request alone, so that one's bad image stays its own."""
+        try:
+            return dict(zip(sequences, self._encode(sequences) if sequences else (), strict=True))
+        except DeepstackError as error:
+            if len(sequences) == 1:
+                return {sequences[0]: error}
+        alone: dict[Sequence, Features | DeepstackError] = {}
+        for sequence in sequences:
+            alone |= self._results([sequence])
+        return alone
+
+    def _encode(self, sequences: list[Sequence]) -> list[Features]:
+        outputs = self._port.call_encoder(_joined_files(sequences), [*self._features, *self._sizes])
         sizes = {name: self._port.array(outputs[name]) for name in self._sizes}
-        expected = {IMAGE_TOKENS.name: prompt.image_tokens, VIDEO_TOKENS.name: prompt.video_tokens}
-        for name, counts in expected.items():
-            if name in sizes and tuple(sizes[name].tolist()) != counts:
-                raise StageError(f"the encoder gave {name} {sizes[name].tolist()}, the prompt has {list(counts)}")
-        positions = self._checkpoint.family.positions(
-            self._checkpoint.config, prompt.input_ids, sizes[IMAGE_GRID.name], sizes.get(VIDEO_GRID.name)
-        )
-        zeroed = {deepstack_name(layer) for layer in sequence.request.audit.zeroed}
+        self._check_counts(sequences, sizes)
+        zeroed = {deepstack_name(layer) for layer in sequences[0].request.audit.zeroed}
         tensors = {
             name: self._port.zeros(name, outputs[name]) if name in zeroed else outputs[name] for name in self._features
         }
-        joinable = all(map(self._port.is_on_host, tensors.values()))
-        return Features(tensors, len(prompt.image_rows), positions, joinable)
+        rows = [len(sequence.prompt.image_rows) for sequence in sequences]
+        batch = EncodedBatch(tensors, sum(rows), all(map(self._port.is_on_host, tensors.values())))
+        images = np.cumsum([0, *(len(sequence.prompt.image_tokens) for sequence in sequences)])
+        return [
+            Features(batch, sum(rows[:number]), self._positions(sequence, sizes, int(images[number])))
+            for number, sequence in enumerate(sequences)
+        ]
+
+    def _check_counts(self, sequences: list[Sequence], sizes: dict[str, Array]) -> None:
+        prompts = [sequence.prompt for sequence in sequences]
+        expected = {
+            IMAGE_TOKENS.name: [count for prompt in prompts for count in prompt.image_tokens],
+            VIDEO_TOKENS.name: [count for prompt in prompts for count in prompt.video_tokens],
+        }
+        for name, counts in expected.items():
+            if name in sizes and sizes[name].tolist() != counts:
+                raise StageError(f"the encoder gave {name} {sizes[name].tolist()}, the prompt has {counts}")
+
+    def _positions(self, sequence: Sequence, sizes: dict[str, Array], first_image: int) -> Positions:
+        prompt = sequence.prompt
+        grids = sizes[IMAGE_GRID.name][first_image : first_image + len(prompt.image_tokens)]
+        family, config = self._checkpoint.family, self._checkpoint.config
+        return family.positions(config, prompt.input_ids, grids, sizes.get(VIDEO_GRID.name))
+
+
+def _joined_files(sequences: list[Sequence]) -> MediaFiles:
+    """Of requests without videos, or of one alone."""
+    images = tuple(image for sequence in sequences for image in sequence.files.images)
+    first = sequences[0].files
+    return MediaFiles(images, first.videos, first.sampling)
 
 
 def _report_surprise(future: Future[None]) -> None:

@@ -130,6 +130,8 @@ class Engine:
 
     def _admit(self) -> None:
         self._connection.size(self.scheduler.allocator)
+        encodes_on_gpu = self._connection.infos[0].device.startswith("cuda")
+        self._encoder.batch_rows = self._settings.prefill_token_budget if encodes_on_gpu else 0
         admitted = self.scheduler.admit()
         for sequence in self._backlog:
             try:

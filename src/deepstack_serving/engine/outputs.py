@@ -1,7 +1,7 @@
 """Everything that leaves for clients goes through here, on a thread of its own beside the engine.
 
-Turns tokens into text, finds stop strings, sends responses, and watches for cancelled requests. When it is behind, the
-tokens of a request that wait become one response.
+Turns tokens into text, finds stop strings, sends responses, and watches for cancelled requests. When it is behind, or
+many stream, the tokens of a request that wait become one response; the first and the last go out at once.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from deepstack_serving.engine.sequence import Sequence as Running
 from deepstack_serving.errors import CancelledError, DeepstackError, UnavailableError
 
 POLL_INTERVAL_S = 0.02
+RESPONSES_PER_S = 1000  # of all streams together: each costs the server as much as many tokens do
 _KEPT_TEXTS = 1 << 16  # texts of single tokens, for log-probabilities
 ENDED = UnavailableError(
     "this model is shutting down, or it has failed and must be loaded again; the server's log says which"
@@ -33,6 +34,7 @@ class OutputWorker:
         self._events: queue.SimpleQueue[Sequence[Event] | None] = queue.SimpleQueue()
         self._in_hand: list[Event] = []
         self._open: dict[Running, Answer] = {}
+        self._put_off: dict[Running, Answer] = {}
         self._text_of = lru_cache(_KEPT_TEXTS)(lambda token_id: tokenizer.decode([token_id]))
         self._poll_s = 0.0
         self._is_closed = self.is_dead = False
@@ -76,7 +78,7 @@ class OutputWorker:
     def _take(self) -> None:
         """Everything that is in the queue, after waiting for something."""
         try:
-            events = self._events.get(timeout=POLL_INTERVAL_S if self._open else None)
+            events = self._events.get(timeout=self._patience_s())
             while events is not None:
                 self._in_hand += events
                 events = self._events.get_nowait()
@@ -84,8 +86,13 @@ class OutputWorker:
         except queue.Empty:
             pass
 
+    def _patience_s(self) -> float | None:
+        if not self._open:
+            return None
+        return min(POLL_INTERVAL_S, len(self._open) / RESPONSES_PER_S) if self._put_off else POLL_INTERVAL_S
+
     def _handle(self) -> None:
-        touched: dict[Running, Answer] = {}
+        touched, self._put_off = self._put_off, {}
         for event in self._in_hand:
             if isinstance(event, Tokens):
                 if (answer := self._open.get(event.sequence)) is not None:
@@ -98,8 +105,13 @@ class OutputWorker:
                 if (answer := touched.pop(event.sequence, None)) is not None:
                     self._settle(answer)
                 self._fail(event.sequence, event.error)
+        now_s = time.monotonic()
+        until_s = now_s - len(self._open) / RESPONSES_PER_S
         for answer in touched.values():
-            self._settle(answer)
+            if answer.may_wait(until_s):
+                self._put_off[answer.sequence] = answer
+            else:
+                self._settle(answer)
         self._in_hand.clear()
 
     def _settle(self, answer: Answer) -> None:
@@ -111,6 +123,7 @@ class OutputWorker:
             del self._open[answer.sequence]
             if answer.ends_early:
                 self._end_early(answer.sequence)
+        answer.sent_s = time.monotonic()
         answer.sequence.reply.send(output, final=is_final)
 
     def _poll(self) -> None:
@@ -126,5 +139,6 @@ class OutputWorker:
                 self._fail(answer.sequence, CancelledError("the request was cancelled by its client"))
 
     def _fail(self, sequence: Running, error: DeepstackError) -> None:
+        self._put_off.pop(sequence, None)
         if self._open.pop(sequence, None) is not None:
             sequence.reply.fail(error)

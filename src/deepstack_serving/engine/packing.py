@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from deepstack_serving.engine.ports import Array
 from deepstack_serving.engine.scheduler import Work
+from deepstack_serving.engine.sequence import EncodedBatch
 from deepstack_serving.engine.sequence import Sequence as Running
 from deepstack_serving.errors import StageError
 from deepstack_serving.families.base import Positions
@@ -162,16 +163,20 @@ def _positions(sequence: Running) -> Positions:
 
 
 def _feature_layout(work: Sequence[Work]) -> dict[str, Array]:
-    """Which packed rows are image tokens, and the row of each in the joined features."""
-    rows, sources, row, offset = [], [], 0, 0
+    """Which packed rows are image tokens, and the row of each in the joined batches."""
+    rows, sources, row = [], [], 0
+    starts: dict[EncodedBatch, int] = {}
+    joined = 0
     for item in work:
         prompt, features = item.sequence.prompt, item.sequence.features
         if features is not None:
             first, end = np.searchsorted(prompt.image_rows, (item.start, item.end))
             if end > first:
+                if features.batch not in starts:
+                    starts[features.batch] = joined
+                    joined += features.batch.rows
                 rows.append(prompt.image_rows[first:end] - item.start + row)
-                sources.append(prompt.feature_rows[first:end] + offset)
-                offset += features.rows
+                sources.append(prompt.feature_rows[first:end] + features.first_row + starts[features.batch])
         row += item.end - item.start
     if not rows:
         return {}

@@ -9,7 +9,7 @@ from deepstack_serving.engine.burst_calls import BurstCalls
 from deepstack_serving.engine.packing import PackedRows, Packer
 from deepstack_serving.engine.ports import Array, Handle, StagePort
 from deepstack_serving.engine.scheduler import Work
-from deepstack_serving.engine.sequence import Features
+from deepstack_serving.engine.sequence import EncodedBatch
 from deepstack_serving.errors import StageError
 from deepstack_serving.injection import StagePlan
 from deepstack_serving.wire import FeatureContract, deepstack_name, feature_inputs, hidden_states, row_bytes
@@ -132,13 +132,12 @@ class StagePipeline:
         return {**rows.feature_layout, **{name: features[name] for name in names}}
 
     def _join_features(self, work: Sequence[Work]) -> Mapping[str, Handle]:
-        sources = [features for features in map(_features_of, work) if features is not None]
-        if not sources:
+        batches = list(dict.fromkeys(batch for batch in map(_batch_of, work) if batch is not None))
+        if not batches:
             return {}
-        return {
-            name: self._port.join(name, [source.tensors[name] for source in sources]) for name in sources[0].tensors
-        }
+        return {name: self._port.join(name, [batch.tensors[name] for batch in batches]) for name in batches[0].tensors}
 
 
-def _features_of(item: Work) -> Features | None:
-    return item.sequence.features if not item.decodes and item.image_rows else None
+def _batch_of(item: Work) -> EncodedBatch | None:
+    features = item.sequence.features
+    return features.batch if features is not None and not item.decodes and item.image_rows else None

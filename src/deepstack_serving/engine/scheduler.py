@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from deepstack_serving.engine.block_allocator import BlockAllocator
-from deepstack_serving.engine.sequence import Features, Sequence, Status
+from deepstack_serving.engine.sequence import EncodedBatch, Sequence, Status
 from deepstack_serving.errors import InvalidRequestError, UnavailableError
 
 
@@ -102,17 +102,17 @@ class Scheduler:
 
     def _add_prompts(self, work: list[Work], prompts: Iterable[Sequence]) -> None:
         budget = self._token_budget - len(work)
-        taken: list[Features] = []
+        taken: list[EncodedBatch] = []
         for sequence in prompts:
             if budget <= 0:
                 return
             end = min(sequence.prompt.length, sequence.computed + budget)
             item = Work(sequence, sequence.computed, end, False)
-            features = sequence.features if item.image_rows else None
-            if features is not None:
-                if taken and not (features.joinable and taken[0].joinable):
+            if sequence.features is not None and item.image_rows:
+                batch = sequence.features.batch
+                if taken and batch is not taken[0] and not (batch.joinable and taken[0].joinable):
                     continue  # in the next step
-                taken.append(features)
+                taken.append(batch)
             work.append(item)
             budget -= item.end - item.start
 

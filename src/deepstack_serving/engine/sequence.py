@@ -26,17 +26,25 @@ class Status(Enum):
     FINISHED = auto()
 
 
-@dataclass(frozen=True)
-class Features:
-    """Encoded images and videos of a request: named tensors of the same number of rows, and their rotary positions.
+@dataclass(frozen=True, eq=False)
+class EncodedBatch:
+    """What one call of the encoder gave, for one request or for several: named tensors of the same number of rows.
 
-    Those that are not `joinable` stay on a GPU and go to the stages without those of other requests beside them.
+    Those that are not `joinable` stay on a GPU and go to the stages without those of other calls beside them.
     """
 
     tensors: Mapping[str, Handle]
     rows: int
-    positions: Positions
     joinable: bool = True
+
+
+@dataclass(frozen=True)
+class Features:
+    """Encoded images and videos of a request: the rows of a batch from `first_row` on, and their rotary positions."""
+
+    batch: EncodedBatch
+    first_row: int
+    positions: Positions
 
 
 @dataclass(eq=False)

@@ -53,6 +53,7 @@ class Stepping:
         self._scheduler, self._outputs = scheduler, outputs
         self._overlap = OverlappingSteps(pipeline, scheduler, inbox)
         self._eos = frozenset(eos_token_ids)
+        self._held: list[Event] = []
 
     @property
     def is_busy(self) -> bool:
@@ -72,6 +73,8 @@ class Stepping:
                 self._begin(group)
         elif work := self._scheduler.plan():
             self._step(work, self._burst(work))
+        if not self._scheduler.has_work:
+            self._hand_out()
 
     def end(self, group: int) -> None:
         """A step that ran beside the engine is over."""
@@ -85,9 +88,11 @@ class Stepping:
             self._recover(work, error)
         else:
             self._record(work, result)
+            self._hand_out()
 
     def close(self) -> None:
         """Wait for the steps that run beside the engine."""
+        self._hand_out()
         self._overlap.close()
         self._pipeline.close()
 
@@ -98,7 +103,9 @@ class Stepping:
     def _step(self, work: Sequence[Work], steps: int = 1) -> None:
         started_s = time.monotonic()
         try:
-            result = self._pipeline.run(self._pipeline.pack(work, steps))
+            step = self._pipeline.pack(work, steps)
+            self._hand_out()  # only now: the output thread works while the stages do, not while this one packs
+            result = self._pipeline.run(step)
         except DeepstackError as error:
             self._recover(work, error, steps)
             return
@@ -137,7 +144,12 @@ class Stepping:
                 if event.finish_reason is None:
                     continue
             self._scheduler.finish(event.sequence)
-        self._outputs.put(events)
+        self._held += events
+
+    def _hand_out(self) -> None:
+        if self._held:
+            self._outputs.put(self._held)
+            self._held = []
 
     def _recover(self, work: Sequence[Work], error: DeepstackError, steps: int = 1) -> None:
         """After a failed step: requests that hold blocks end when a stage lost its pool; else each is tried alone."""
@@ -154,4 +166,5 @@ class Stepping:
 
     def _fail(self, sequence: Running, error: DeepstackError) -> None:
         self._scheduler.finish(sequence)
-        self._outputs.put([Failure(sequence, error)])
+        self._held.append(Failure(sequence, error))
+        self._hand_out()
