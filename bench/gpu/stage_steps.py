@@ -25,6 +25,7 @@ from deepstack_serving.settings import parse_settings
 from deepstack_serving.stages.language import LanguageStage
 
 CONTEXT = 1100
+ROOM = 40  # tokens that a burst may add
 ROUNDS = 30
 
 
@@ -69,9 +70,9 @@ def measure(mode: str, arguments: argparse.Namespace) -> dict[str, Any]:
     weights = sum(weight.nbytes for weight in stage._model.parameters())
     result["beyond_weights_and_pool_gib"] = round((torch.cuda.memory_reserved() - pool - weights) / 2**30, 2)
     for batch in map(int, arguments.batches.split(",")):
-        result[f"decode_{batch}"] = times(stage, _decode_call(stage, batch))
+        result[f"decode_{batch}"] = times(stage, decode_call(stage, batch))
         if arguments.kernels:
-            result[f"decode_{batch}"]["kernels"] = kernels(stage, _decode_call(stage, batch))
+            result[f"decode_{batch}"]["kernels"] = kernels(stage, decode_call(stage, batch))
     for rows in map(int, arguments.prefills.split(",")):
         call = _prefill_call(stage, rows)
         result[f"prefill_{rows}"] = times(stage, call)
@@ -122,8 +123,9 @@ def _gpu_ms(function: Callable[[], object]) -> float:
     return round(float(start.elapsed_time(end)) / ROUNDS, 3)
 
 
-def _decode_call(stage: LanguageStage, batch: int) -> dict[str, torch.Tensor]:
-    blocks = -(-(CONTEXT + 1) // stage._pool.block_size)
+def decode_call(stage: LanguageStage, batch: int) -> dict[str, torch.Tensor]:
+    """A step of so many sequences, whose blocks are anywhere in the pool and have room for some more tokens."""
+    blocks = -(-(CONTEXT + ROOM) // stage._pool.block_size)
     tables = torch.randperm(stage._pool.blocks)[: batch * blocks].reshape(batch, blocks).int()
     return _entering(stage, batch) | {
         "position_ids": torch.full((stage.contract.position_axes, batch), CONTEXT),

@@ -117,8 +117,9 @@ class Exchange:
 class Link:
     """One end of a link, for one burst."""
 
-    def __init__(self, exchange: Exchange, index: int, burst: int) -> None:
+    def __init__(self, exchange: Exchange, index: int, burst: int, *, spins: bool = True) -> None:
         self._exchange, self._words, self._index, self._burst = exchange, exchange.words, index, burst
+        self._yielding_s = _YIELDING_S if spins else 0.0
         self._line = (1 + index) * _LINE
         self.capacity = self._words[self._line + _CAPACITY]
         offset = self._words[self._line + _OFFSET]
@@ -149,7 +150,10 @@ class Link:
         return self._content[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
     def _wait(self, timeout_s: float) -> None:
-        """Spin, then let others run, then sleep: a message is mostly there within a step's few milliseconds."""
+        """Spin, then let others run, then sleep: a message is mostly there within a step's few milliseconds.
+
+        Where the stages share a CPU a stage that spins would take what the other one computes with.
+        """
         place, words, wanted = self._line + _MESSAGE, self._words, self._message
         for _ in range(_SPINS):
             if words[place] == wanted:
@@ -164,7 +168,7 @@ class Link:
                     raise StageError("the orchestrator that began this burst is gone")
             if now_s - started_s > timeout_s:
                 raise StageError(f"nothing came over link {self._index} within {timeout_s:g} s")
-            time.sleep(_PAUSE_S if now_s - started_s > _YIELDING_S else 0)
+            time.sleep(_PAUSE_S if now_s - started_s >= self._yielding_s else 0)
 
     def _check_burst(self) -> None:
         if self._words[_BURST] != self._burst:
@@ -179,12 +183,12 @@ class ExchangeDoor:
     """A stage's way to exchanges. Keeps the last one open: calls of one orchestrator all name the same."""
 
     def __init__(
-        self, index: int, stages: int, row_bytes: int, folder: Path = REGION_DIRECTORY, *, pins: bool = False
+        self, index: int, stages: int, row_bytes: int, folder: Path = REGION_DIRECTORY, *, on_gpu: bool = False
     ) -> None:
         self._index, self._stages, self._folder = index, stages, folder
         self._row_bytes = _TOKEN_BYTES if index == stages - 1 else row_bytes
         self._exchange: Exchange | None = None
-        self._pins = pins
+        self._on_gpu = on_gpu
 
     def join(self, ticket: str, rows: int) -> tuple[Link, Link]:
         """The links that this stage receives over and sends over, in the burst of a ticket.
@@ -196,12 +200,14 @@ class ExchangeDoor:
             raise WireError(f"tensor 'exchange' is {shown(ticket)}; allowed: <name of an exchange>:<number of a burst>")
         if self._exchange is None or self._exchange.path.name != match[1]:
             self._exchange = Exchange.open(match[1], self._folder)
-            if self._pins:
+            if self._on_gpu:
                 self._exchange.pin()
         if self._exchange.links != self._stages:
             raise WireError(f"tensor 'exchange' names one of {self._exchange.links} links for {self._stages} stages")
         before = (self._index - 1) % self._stages
-        incoming, outgoing = (Link(self._exchange, index, int(match[2])) for index in (before, self._index))
+        incoming, outgoing = (
+            Link(self._exchange, index, int(match[2]), spins=self._on_gpu) for index in (before, self._index)
+        )
         if rows * self._row_bytes > outgoing.capacity:
             raise WireError(f"tensor 'exchange' names one whose links are too small for {rows} sequences")
         return incoming, outgoing

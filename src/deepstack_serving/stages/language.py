@@ -67,7 +67,7 @@ class LanguageStage:
         self._pool = self._make_pool(settings, checkpoint, plans, names)
         self._settings = settings
         on_gpu = self.device != "cpu"
-        self._door = ExchangeDoor(self.plan.index, self.plan.count, row_bytes(self.contract), pins=on_gpu)
+        self._door = ExchangeDoor(self.plan.index, self.plan.count, row_bytes(self.contract), on_gpu=on_gpu)
         self._layers = DecoderLayers(self._family, self._model, self.plan)
         sizes = step_sizes(settings, self._pool, checkpoint.max_position_embeddings)
         head = self._head if self.plan.is_last else None
