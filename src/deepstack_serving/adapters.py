@@ -17,6 +17,7 @@ import torch
 from deepstack_serving import triton_bridge as bridge
 from deepstack_serving.checkpoint import Checkpoint, open_checkpoint
 from deepstack_serving.settings import Settings, load_settings
+from deepstack_serving.stages.cpu_threads import bind_cpu_threads
 from deepstack_serving.stages.device import stage_device, use_device
 from deepstack_serving.stages.media_call import media_files
 from deepstack_serving.stages.place import StagePlace, stage_names
@@ -92,7 +93,10 @@ class LanguageModel:
         plans = place.plans(settings, checkpoint)
         interface = language_interface(checkpoint.contract, plans[place.index])
         check_declared(place.names[place.index], bridge.declared(model_config), interface)
-        use_device(stage_device(settings, place.names[place.index]))
+        device = stage_device(settings, place.names[place.index])
+        use_device(device)
+        if device == "cpu":
+            bind_cpu_threads(settings)
         stage = LanguageStage(settings, checkpoint, plans, place.names, place.index)
         self._answers = bridge.StageAnswers(stage.run, stage.info, settings.gpu_tensor_bytes)
         _leave_loaded_objects_alone()

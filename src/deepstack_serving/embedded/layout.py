@@ -66,9 +66,9 @@ def lay_out_backends(wheel: Wheel, run_directory: Path) -> Path:
     return backends
 
 
-# A stage's OpenMP threads would spin long after each operation, on the cores that the next stage waits for: a fifth of
-# the throughput was seen on two cores. Spinning briefly is faster than not at all. To be set before torch is loaded.
-_OPENMP = {"GOMP_SPINCOUNT": "2000"}
+# How long a stage's OpenMP threads spin after each operation: through the gaps between operations (waking one up costs
+# more than many of them take), but not on and on, on the cores that the next stage needs. Read when torch is loaded.
+_OPENMP = {"GOMP_SPINCOUNT": "100000"}
 
 
 def server_environment(wheel: Wheel, extra: Mapping[str, str]) -> dict[str, str]:

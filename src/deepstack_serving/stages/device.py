@@ -31,12 +31,6 @@ def use_device(device: str) -> None:
         torch.cuda.set_device(device)
 
 
-def limit_cpu_threads(settings: Settings) -> None:
-    """Apply 'cpu_threads' to this process; 0 leaves torch's own choice."""
-    if settings.cpu_threads:
-        torch.set_num_threads(settings.cpu_threads)
-
-
 class DeviceGuard:
     """Stands around every call of a stage.
 

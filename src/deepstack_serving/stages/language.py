@@ -24,7 +24,8 @@ from deepstack_serving.sampling import SamplingTensors, choose, top_logprobs
 from deepstack_serving.settings import Settings
 from deepstack_serving.stages.burst import Loop, run_burst
 from deepstack_serving.stages.call import LanguageCall, Tensors, check_placeholders, check_token_ids, parse_call
-from deepstack_serving.stages.device import limit_cpu_threads, stage_device
+from deepstack_serving.stages.cpu_threads import limit_cpu_threads
+from deepstack_serving.stages.device import stage_device
 from deepstack_serving.stages.info import StageInfo
 from deepstack_serving.stages.layout import packed_step, step_rows
 from deepstack_serving.stages.loading import load_language_stage

@@ -27,7 +27,8 @@ from deepstack_serving.media import (
     read_each,
 )
 from deepstack_serving.settings import Settings
-from deepstack_serving.stages.device import limit_cpu_threads, stage_device
+from deepstack_serving.stages.cpu_threads import limit_cpu_threads
+from deepstack_serving.stages.device import stage_device
 from deepstack_serving.stages.info import StageInfo
 from deepstack_serving.stages.limits import image_limits, video_limits
 from deepstack_serving.stages.loading import load_vision_stage
