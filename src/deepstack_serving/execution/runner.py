@@ -111,11 +111,11 @@ class StepRunner:
         self._prefill = compiled.prefill if compiled else None
         self._head = compiled.head if compiled else head
         self._advance = compiled.advance if compiled else advance
-        self._device = str(pool.keys.device)
+        self.device = str(pool.keys.device)
         self._replays: dict[_Bucket, Replay] = {}
         self._last: tuple[_Bucket, int] | None = None
         self.continued = 0  # decode steps that needed no new layout
-        self.slots = SlotRegistry((), self._device)
+        self.slots = SlotRegistry((), self.device)
 
     @property
     def captured(self) -> int:
@@ -169,7 +169,7 @@ class StepRunner:
         """Capture a graph for every size, the largest first. Raises SettingsError when that fails."""
         buckets = [_decode_bucket(size) for size in self._sizes.decode]
         buckets += [self._prefill_bucket(size) for size in self._sizes.prefill]
-        self.slots = SlotRegistry(self._specs(), self._device)
+        self.slots = SlotRegistry(self._specs(), self.device)
         for number, bucket in enumerate(sorted(buckets, key=lambda item: -item.rows)):
             started = time.monotonic()
             try:
@@ -202,7 +202,7 @@ class StepRunner:
         return _Bucket(size, self._sizes.prefill_sequences, max(size, 2))
 
     def _eager(self, hidden: torch.Tensor, step: StepRows, features: StepFeatures | None) -> dict[str, torch.Tensor]:
-        layout = {name: tensor.to(self._device, non_blocking=True) for name, tensor in step.tensors().items()}
+        layout = {name: tensor.to(self.device, non_blocking=True) for name, tensor in step.tensors().items()}
         is_decode = step.max_query_length == 1 and features is None
         functions = self._decode if is_decode else self._prefill
         inject = None if features is None else features.add
@@ -273,13 +273,13 @@ class StepRunner:
         width, dtype, axes = text.hidden_size, self._pool.keys.dtype, self._layers.family.position_axes
         injected = self._layers.plan.injected if self._sizes.prefill else ()
         return (
-            SlotSpec("hidden", (rows, width), dtype, self._device),
+            SlotSpec("hidden", (rows, width), dtype, self.device),
             SlotSpec("position_ids", (rows, axes), torch.int64, "cpu"),
             SlotSpec("slots", (rows,), torch.int64, "cpu", empty=-1),
             SlotSpec("block_tables", (sequences, self._sizes.columns), torch.int32, "cpu", free=(0, 1), constant=True),
             SlotSpec("query_starts", (sequences + 1,), torch.int32, "cpu"),
             SlotSpec("context_lengths", (sequences,), torch.int32, "cpu"),
-            *(SlotSpec(deepstack_name(layer), (rows, width), dtype, self._device) for layer in injected),
+            *(SlotSpec(deepstack_name(layer), (rows, width), dtype, self.device) for layer in injected),
         )
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import AbstractContextManager, nullcontext
 
 from deepstack_serving.errors import SettingsError
 from deepstack_serving.execution.buckets import needed_sizes
+from deepstack_serving.execution.exclusive import exclusive
 from deepstack_serving.execution.layers import DecoderLayers, LayerFunctions
 from deepstack_serving.execution.recorder import CudaRecorder, Recorder
 from deepstack_serving.execution.runner import CompiledStep, Head, Sizes, StepRunner, advance
@@ -40,6 +42,11 @@ def make_runner(settings: Settings, layers: DecoderLayers, pool: KVPool, sizes: 
     return StepRunner(layers, pool, sizes, head, compiled)
 
 
+def compiling_alone(settings: Settings, device: str, *, compiles: bool) -> AbstractContextManager[None]:
+    """Stands around the first runs of compiled code; see `exclusive`."""
+    return exclusive(settings.compile_cache_folder, device) if compiles else nullcontext()
+
+
 def start_graphs(settings: Settings, layers: DecoderLayers, runner: StepRunner, recorder: Recorder) -> None:
     """Capture all graphs, or go on eagerly where the settings allow it. Raises SettingsError."""
     started, logger = time.monotonic(), logging.getLogger(__name__)
@@ -47,7 +54,8 @@ def start_graphs(settings: Settings, layers: DecoderLayers, runner: StepRunner, 
         refusal = layers.family.capture_refusal(layers.model.config)
         if refusal is not None:
             raise SettingsError(f"setting 'execution': {refusal}; set it to 'eager', or 'graph_fallback' to true")
-        runner.capture(recorder)
+        with compiling_alone(settings, runner.device, compiles=runner.is_compiled):
+            runner.capture(recorder)
     except SettingsError as error:
         if not settings.graph_fallback:
             raise

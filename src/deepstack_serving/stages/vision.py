@@ -32,7 +32,7 @@ from deepstack_serving.stages.device import stage_device
 from deepstack_serving.stages.info import StageInfo
 from deepstack_serving.stages.limits import image_limits, video_limits
 from deepstack_serving.stages.loading import load_vision_stage
-from deepstack_serving.stages.running import check_execution, cuda_recorder
+from deepstack_serving.stages.running import check_execution, compiling_alone, cuda_recorder
 from deepstack_serving.stages.vision_graphs import TowerRunner, named
 from deepstack_serving.wire import (
     IMAGE_GRID,
@@ -89,7 +89,8 @@ class VisionStage:
         if tower is None:
             return
         self.runner = TowerRunner(tower, self._settings)
-        self.runner.start(recorder)
+        with compiling_alone(self._settings, self.device, compiles=self.runner.is_compiled):
+            self.runner.start(recorder)
         execution = "graph" if self.runner.captures else "eager"
         self.info = replace(self.info, execution=execution, compiled=self.runner.is_compiled)
 
