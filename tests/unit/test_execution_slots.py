@@ -1,4 +1,4 @@
-"""Slots of captured graphs: absent clears, fitting copies and clears the tail, anything else raises before any write."""
+"""Slots of captured graphs: absent clears, what fits is copied and the tail cleared, else it raises unwritten."""
 
 from __future__ import annotations
 
