@@ -19,6 +19,8 @@ from tests.support.local import LocalServer, local_settings, zero_deepstack
 
 LONG = Ask("describe the image", (picture(190, 190, 5),))
 SHORT = Ask("describe the image", (picture(64, 64, 6),))
+# What is the engine's or the runner's alone is tested with one family.
+one_family = pytest.mark.parametrize("checkpoint", ["qwen3_vl"], indirect=True, scope="session")
 # Prompts of texts on both sides of the sizes 8 to 128, by their characters.
 EDGES = tuple(Ask("a" * count) for count in (1, 2, 3, *range(8, 128, 15)))
 
@@ -79,6 +81,7 @@ def test_what_ran_before_leaves_nothing_behind(checkpoint: Path, order: tuple[As
         assert largest_difference(ask_alone(server, order), alone) == 0
 
 
+@one_family
 @pytest.mark.parametrize("stages", [1, 2, 4])
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.2, "top_p": 0.9, "seed": 5}])
 def test_bursts_of_replays_equal_single_ones(checkpoint: Path, stages: int, sampling: dict[str, float]) -> None:
@@ -89,12 +92,13 @@ def test_bursts_of_replays_equal_single_ones(checkpoint: Path, stages: int, samp
         assert all(stage.runner.continued for stage in bursts.port.language.values())
 
 
-@pytest.mark.parametrize("checkpoint", ["qwen3_vl"], indirect=True, scope="session")
+@one_family
 def test_every_edge_of_a_size(checkpoint: Path) -> None:
     with graphs(checkpoint) as server, eager(checkpoint) as plain:
         assert largest_difference(ask_alone(server, EDGES), ask_alone(plain, EDGES)) == 0
 
 
+@one_family
 def test_mixed_requests_together(checkpoint: Path) -> None:
     asks = (*MIXED, SHORT, LONG, TEXT)
     with graphs(checkpoint) as server, eager(checkpoint) as plain:
@@ -132,6 +136,7 @@ def test_a_feature_that_does_not_fit_its_slot_fails_and_leaves_it(
         assert torch.equal(stage.runner.slots.buffer(name), before)
 
 
+@one_family
 def test_a_capture_that_fails_names_the_setting(checkpoint: Path) -> None:
     with LocalServer(local_settings(checkpoint, **SIZES)) as server:
         stage = next(iter(server.port.language.values()))
@@ -139,6 +144,7 @@ def test_a_capture_that_fails_names_the_setting(checkpoint: Path) -> None:
             stage.capture(Refusing())
 
 
+@one_family
 def test_a_capture_that_fails_goes_on_eagerly_where_that_is_allowed(checkpoint: Path) -> None:
     with LocalServer(local_settings(checkpoint, graph_fallback=True, **SIZES), held=True) as server:
         for stage in server.port.language.values():
