@@ -31,7 +31,7 @@ _SPINS = 200
 _YIELDING_S = 0.02
 _PAUSE_S = 0.0002
 _CHECK_INTERVAL_S = 0.5
-_TICKET = re.compile(r"(deepstack_\d+_\d+_exchange_[0-9a-f]+):(\d+)")
+_TICKET = re.compile(r"(deepstack_[0-9]+_[0-9]+_exchange_[0-9a-f]+):([0-9]{1,15})")
 
 _TOKEN_BYTES = 8
 _MAGIC = 0x5EED_DEE9_57AC_0001

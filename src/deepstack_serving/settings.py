@@ -7,6 +7,7 @@ DEEPSTACK_<KEY>. Nothing else in the project reads the environment.
 from __future__ import annotations
 
 import os
+import tempfile
 import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -20,7 +21,7 @@ PREFIX = "DEEPSTACK_"
 FILE_VARIABLE = f"{PREFIX}SETTINGS_FILE"
 _NO_LIMIT = 2**40
 LARGEST_MAX_PIXELS = 178_956_970  # Pillow itself refuses anything larger
-_COMPILE_CACHE = Path("~/.cache/deepstack_serving").expanduser()
+_COMPILE_CACHE = "~/.cache/deepstack_serving"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -59,9 +60,20 @@ def _folder(text: str) -> Path:
 
 
 def _path(text: str) -> Path:
-    if not text:
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError as error:  # a user without a home
+        raise ValueError(text) from error
+    if not path.is_absolute():  # the server runs in a folder of its own, which goes with it
         raise ValueError(text)
-    return Path(text).expanduser()
+    return path
+
+
+def _compile_cache() -> Path:
+    try:
+        return _path(_COMPILE_CACHE)
+    except ValueError:
+        return Path(tempfile.gettempdir()) / "deepstack_serving"
 
 
 def _setting(rule: Rule, default: Any = MISSING) -> Any:
@@ -91,7 +103,9 @@ class Settings:
         ascending(1, 65_536), (64, *range(128, 1537, 128), 1792, 2048, 2560, 3072, 3584, 4096)
     )
     compile: str = _setting(choice("off", "layers", "autotune"), "layers")
-    compile_cache_folder: Path = _setting(Rule(_path, "a folder, which is made if it is not there"), _COMPILE_CACHE)
+    compile_cache_folder: Path = _setting(
+        Rule(_path, "a folder by its whole path, which is made if it is not there"), _compile_cache()
+    )
     gpu_tensor_bytes: int = _setting(integer(0, _NO_LIMIT), 2**20)
     decode_steps_per_call: int = _setting(integer(0, 64), 0)
     micro_batches: int = _setting(integer(0, 16), 0)

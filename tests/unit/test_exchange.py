@@ -180,7 +180,11 @@ def test_no_memory_leaves_no_region(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    "ticket", ["", "deepstack_1_2_exchange_ab", "../deepstack_1_2_exchange_ab:1", "deepstack_1_2_exchange_ab:1\n"]
+    "ticket",
+    [
+        *("", "deepstack_1_2_exchange_ab", "../deepstack_1_2_exchange_ab:1", "deepstack_1_2_exchange_ab:1\n"),
+        *(f"deepstack_1_2_exchange_ab:{'9' * 5000}", "deepstack_1_2_exchange_ab:\u0661"),
+    ],
 )
 def test_ticket_that_is_none_is_refused(exchange: Exchange, tmp_path: Path, ticket: str) -> None:
     with pytest.raises(WireError, match=r"'exchange' is .*; allowed: "):

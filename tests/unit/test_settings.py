@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from deepstack_serving import settings as settings_module
 from deepstack_serving.errors import SettingsError
 from deepstack_serving.settings import FILE_VARIABLE, RULES, Settings, load_settings, parse_settings
 
@@ -147,3 +148,14 @@ def test_device_of_a_model_that_is_not_there_is_refused(folder: Path) -> None:
         SettingsError, match=r"'devices' names language_erly, .* allowed: language_early, language_late"
     ):
         parsed(folder, devices="language_erly=cpu").check_devices(("language_early", "language_late"))
+
+
+@pytest.mark.parametrize("text", ["cache", "./cache", "~nobody-of-that-name/cache", ""])
+def test_a_cache_folder_that_would_be_lost_or_is_nowhere_is_refused(text: str, checkpoint: Path) -> None:
+    with pytest.raises(SettingsError, match="'compile_cache_folder' has the value"):
+        parse_settings({"checkpoint": str(checkpoint), "compile_cache_folder": text})
+
+
+def test_without_a_home_compiled_code_is_kept_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings_module, "_COMPILE_CACHE", "~nobody-of-that-name/cache")
+    assert settings_module._compile_cache().is_absolute()
