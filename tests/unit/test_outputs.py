@@ -151,16 +151,21 @@ def running(tokenizer: Tokenizer) -> Iterator[OutputWorker]:
     thread.join(60)
 
 
+def begun(worker: OutputWorker, tokenizer: Tokenizer) -> tuple[Telling, list[list[Event]], str]:
+    """A request whose first response, the text given last, has come; its steps, of which the first has gone in."""
+    item = asked()
+    item.reply = reply = Telling()
+    steps = one_by_one(item, ids_of(tokenizer))
+    worker.put([Begin(item)])
+    worker.put(steps[0])
+    return reply, steps, reply.came.get(timeout=60)
+
+
 def test_the_first_and_the_last_response_are_not_put_off(
     running: OutputWorker, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outputs, "RESPONSES_PER_S", 1e-3)
-    item, ids = asked(), ids_of(tokenizer)
-    item.reply = reply = Telling()
-    steps = one_by_one(item, ids)
-    running.put([Begin(item)])
-    running.put(steps[0])
-    first = reply.came.get(timeout=60)
+    reply, steps, first = begun(running, tokenizer)
     for step in steps[1:]:
         running.put(step)
     reply.wait()
@@ -186,12 +191,7 @@ def test_a_client_that_leaves_is_noticed_while_its_tokens_are_put_off(
     running: OutputWorker, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outputs, "RESPONSES_PER_S", 1e-3)
-    item, ids = asked(), ids_of(tokenizer)
-    item.reply = reply = Telling()
-    steps = one_by_one(item, ids)
-    running.put([Begin(item)])
-    running.put(steps[0])
-    reply.came.get(timeout=60)
+    reply, steps, _ = begun(running, tokenizer)
     running.put(steps[1])
     reply.cancelled = True
     reply.wait()

@@ -15,6 +15,7 @@ from torch import nn
 from torch.func import functional_call
 
 from deepstack_serving.attention import PagedLayer
+from deepstack_serving.settings import Settings, keep_compiled_code
 
 AUTOTUNE = {"max_autotune": True, "coordinate_descent_tuning": True, "triton.cudagraphs": False}
 # One row: products become reductions, tuned one parameter after the other, at the speed of reading the weights.
@@ -23,8 +24,12 @@ Kind = tuple[tuple[str, torch.Size], ...]  # layers of one kind share a template
 MAX_COMPILATIONS = 64  # of one function: decode sizes, and prefill once
 
 
-def allow_compilations() -> None:
-    """One function is compiled for many shapes on purpose; torch gives up after a few by default."""
+def prepare_compilations(settings: Settings) -> None:
+    """To be called before a process compiles anything: where code is kept, and that there may be much of it.
+
+    One function is compiled for many shapes on purpose; torch gives up after a few by default.
+    """
+    keep_compiled_code(settings)
     torch._dynamo.config.recompile_limit = MAX_COMPILATIONS
     torch._dynamo.config.accumulated_recompile_limit = 4 * MAX_COMPILATIONS
 

@@ -16,7 +16,7 @@ from deepstack_serving.checkpoint import Checkpoint
 from deepstack_serving.errors import SettingsError, WireError
 from deepstack_serving.exchange import ExchangeDoor
 from deepstack_serving.execution.layers import DecoderLayers
-from deepstack_serving.execution.recorder import Recorder
+from deepstack_serving.execution.recorder import CudaRecorder, Recorder
 from deepstack_serving.execution.runner import StepFeatures
 from deepstack_serving.injection import StagePlan
 from deepstack_serving.kv_pool import KVPool, blocks_for_memory, kv_shape
@@ -29,7 +29,7 @@ from deepstack_serving.stages.device import stage_device
 from deepstack_serving.stages.info import StageInfo
 from deepstack_serving.stages.layout import packed_step, step_rows
 from deepstack_serving.stages.loading import load_language_stage
-from deepstack_serving.stages.running import check_execution, cuda_recorder, make_runner, start_graphs, step_sizes
+from deepstack_serving.stages.running import check_execution, make_runner, start_graphs, step_sizes
 from deepstack_serving.wire import (
     SAMPLING,
     STAGE_INFO,
@@ -67,7 +67,7 @@ class LanguageStage:
         self._model = load_language_stage(checkpoint, self.plan, self.device, ATTENTION)
         self._pool = self._make_pool(settings, checkpoint, plans, names)
         self._settings = settings
-        on_gpu = self.device != "cpu"
+        self.runs_paged = on_gpu = self.device != "cpu"
         self._door = ExchangeDoor(self.plan.index, self.plan.count, row_bytes(self.contract), on_gpu=on_gpu)
         self._layers = DecoderLayers(self._family, self._model, self.plan)
         sizes = step_sizes(settings, self._pool, checkpoint.max_position_embeddings)
@@ -84,9 +84,8 @@ class LanguageStage:
             self._pool.blocks,
             self._pool.block_size,
         )
-        self.runs_paged = self.device != "cpu"
-        if self.runs_paged and settings.execution != "eager":
-            self.capture(cuda_recorder(self.device))
+        if on_gpu and settings.execution != "eager":
+            self.capture(CudaRecorder(self.device))
 
     def _make_pool(
         self, settings: Settings, checkpoint: Checkpoint, plans: tuple[StagePlan, ...], names: tuple[str, ...]

@@ -10,10 +10,10 @@ from deepstack_serving.errors import SettingsError
 from deepstack_serving.execution.buckets import needed_sizes
 from deepstack_serving.execution.exclusive import exclusive
 from deepstack_serving.execution.layers import DecoderLayers, LayerFunctions
-from deepstack_serving.execution.recorder import CudaRecorder, Recorder
+from deepstack_serving.execution.recorder import Recorder
 from deepstack_serving.execution.runner import CompiledStep, Head, Sizes, StepRunner, advance
 from deepstack_serving.kv_pool import KVPool
-from deepstack_serving.settings import Settings, keep_compiled_code
+from deepstack_serving.settings import Settings
 
 MAX_PREFILL_SEQUENCES = 256  # of a captured step: each costs idle programs in the attention of every layer
 
@@ -64,16 +64,14 @@ def start_graphs(settings: Settings, layers: DecoderLayers, runner: StepRunner, 
     logger.info("captured %d graphs in %.1f s", runner.captured, time.monotonic() - started)
 
 
-def cuda_recorder(device: str) -> Recorder:
-    """Captures on the stage's device."""
-    return CudaRecorder(device)
-
-
 def _compile(settings: Settings, layers: DecoderLayers, head: Head | None) -> CompiledStep:
-    from deepstack_serving.execution.compiled import CompiledLayers, allow_compilations, compile_exact  # slow to import
+    from deepstack_serving.execution.compiled import (
+        CompiledLayers,
+        compile_exact,
+        prepare_compilations,
+    )  # slow to import
 
-    keep_compiled_code(settings)
-    allow_compilations()
+    prepare_compilations(settings)
     modules = layers.family.text_model(layers.model).layers
     own = {layer: modules[layer] for layer in range(layers.plan.first_layer, layers.plan.end_layer)}
     decode = CompiledLayers(own, dynamic=False, autotune=settings.compile == "autotune")

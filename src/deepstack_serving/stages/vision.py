@@ -14,7 +14,7 @@ import torch
 
 from deepstack_serving.checkpoint import Checkpoint
 from deepstack_serving.errors import InvalidRequestError, StageError, WireError
-from deepstack_serving.execution.recorder import Recorder
+from deepstack_serving.execution.recorder import CudaRecorder, Recorder
 from deepstack_serving.feature_cache import FeatureCache, feature_key
 from deepstack_serving.media import (
     MediaFiles,
@@ -32,7 +32,7 @@ from deepstack_serving.stages.device import stage_device
 from deepstack_serving.stages.info import StageInfo
 from deepstack_serving.stages.limits import image_limits, video_limits
 from deepstack_serving.stages.loading import load_vision_stage
-from deepstack_serving.stages.running import check_execution, compiling_alone, cuda_recorder
+from deepstack_serving.stages.running import check_execution, compiling_alone
 from deepstack_serving.stages.vision_graphs import TowerRunner, named
 from deepstack_serving.wire import (
     IMAGE_GRID,
@@ -77,7 +77,7 @@ class VisionStage:
         self._cache: FeatureCache[Encoded] = FeatureCache(settings.vision_cache_bytes)
         self._decoders = ThreadPoolExecutor(settings.decode_threads, thread_name_prefix="decode")
         if self.device != "cpu":
-            self.start_tower(None if settings.execution == "eager" else cuda_recorder(self.device))
+            self.start_tower(None if settings.execution == "eager" else CudaRecorder(self.device))
 
     @torch.inference_mode()
     def start_tower(self, recorder: Recorder | None) -> None:

@@ -20,7 +20,7 @@ from deepstack_serving.execution.recorder import Recorder, Replay
 from deepstack_serving.execution.slots import SlotRegistry, SlotSpec
 from deepstack_serving.families.base import VisionFeatures
 from deepstack_serving.families.vision_tower import CapturableTower, TowerCall
-from deepstack_serving.settings import Settings, keep_compiled_code
+from deepstack_serving.settings import Settings
 from deepstack_serving.wire import deepstack_name
 
 Layout = tuple[int, ...]
@@ -98,10 +98,9 @@ class TowerRunner:
                 self.run(inputs)
 
     def _compile(self) -> None:
-        from deepstack_serving.execution.compiled import AUTOTUNE, allow_compilations  # slow to import
+        from deepstack_serving.execution.compiled import AUTOTUNE, prepare_compilations  # slow to import
 
-        keep_compiled_code(self._settings)
-        allow_compilations()
+        prepare_compilations(self._settings)
         options: Any = AUTOTUNE if self._settings.compile == "autotune" else None
         self._tower.compile_blocks(
             lambda function: torch.compile(function, dynamic=True, fullgraph=True, options=options)
