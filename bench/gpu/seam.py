@@ -66,18 +66,13 @@ class Watch:
         self._received_s = 0.0
 
 
-def stage_process(index: int, settings: dict[str, str], stages: int, batch: int, pipe: Connection) -> None:
-    """Runs one burst for every ticket that comes, and reports at the end."""
+def stage_process(index: int, settings: dict[str, str], stages: int, context: int, pipe: Connection) -> None:
+    """Runs a burst for every (number of sequences, ticket) that comes, and reports its steps when None comes."""
     parsed = parse_settings(settings)
     checkpoint = open_checkpoint(parsed.checkpoint)
     names = tuple(f"language_{number}" for number in range(stages))
     plans = plan_stages(checkpoint.layer_count, stages, None, checkpoint.deepstack_layers)
     stage = LanguageStage(parsed, checkpoint, plans, names, index)
-    call = decode_call(stage, batch) | {"decode_steps": torch.tensor([STEPS], dtype=torch.int32)}
-    if not stage.plan.is_first:
-        call["hidden_states"] = call["hidden_states"][:0]
-    if not stage.plan.is_last:
-        call.pop("sample_rows")
     watch = Watch()
 
     def receive(link: Link, target: torch.Tensor, timeout_s: float = 0.0) -> torch.Tensor:
@@ -88,52 +83,77 @@ def stage_process(index: int, settings: dict[str, str], stages: int, batch: int,
 
     for name, function in {"receive": receive, "send": send}.items():
         setattr(Link, name, function)
+    wanted = OUTPUTS if stage.plan.is_last else ("hidden_states",)
+    calls: dict[int, dict[str, torch.Tensor]] = {}
     pipe.send("ready")
-    while (ticket := pipe.recv()) is not None:
-        exchange = {"exchange": torch.tensor(list(ticket.encode()), dtype=torch.uint8)} if stages > 1 else {}
-        wanted = OUTPUTS if stage.plan.is_last else ("hidden_states",)
+    while (message := pipe.recv()) != "end":
+        if message is None:
+            pipe.send(watch.rows)
+            watch.rows = []
+            continue
+        batch, ticket = message
+        call = calls.setdefault(batch, _burst_call(stage, batch, context))
+        exchange = {"exchange": torch.tensor(list(ticket.encode()), dtype=torch.uint8)} if ticket else {}
         for tensor in stage.run({**call, **exchange}, wanted).values():
             tensor.cpu()
         pipe.send("done")
-    pipe.send(watch.rows)
 
 
-def measure(settings: dict[str, str], stages: int, batch: int) -> dict[str, Any]:
-    """Milliseconds of a step as a whole, and of its parts in every stage."""
-    context = multiprocessing.get_context("spawn")
-    contract = open_checkpoint(Path(settings["checkpoint"])).contract
-    exchange = Exchange.create(link_sizes(stages, batch, contract.hidden_size * 2)) if stages > 1 else None
-    pipes, children = [], []
-    for index in range(stages):
-        ours, theirs = context.Pipe()
-        child = context.Process(target=stage_process, args=(index, settings, stages, batch, theirs), daemon=True)
-        child.start()
-        pipes.append(ours)
-        children.append(child)
-    for pipe in pipes:
-        pipe.recv()
-    times = []
-    for _ in range(WARM_UP + BURSTS):
-        started_s = time.perf_counter()
-        ticket = exchange.begin() if exchange else ""
-        for pipe in pipes:
-            pipe.send(ticket)
-        for pipe in pipes:
+def _burst_call(stage: LanguageStage, batch: int, context: int) -> dict[str, torch.Tensor]:
+    call = decode_call(stage, batch, context) | {"decode_steps": torch.tensor([STEPS], dtype=torch.int32)}
+    if not stage.plan.is_first:
+        call["hidden_states"] = call["hidden_states"][:0]
+    if not stage.plan.is_last:
+        call.pop("sample_rows")
+    return call
+
+
+class Stages:
+    """The processes of a split, ready to run."""
+
+    def __init__(self, settings: dict[str, str], stages: int, most_sequences: int, context: int) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        contract = open_checkpoint(Path(settings["checkpoint"])).contract
+        sizes = link_sizes(stages, most_sequences, contract.hidden_size * 2)
+        self._exchange = Exchange.create(sizes) if stages > 1 else None
+        self._pipes, self._children = [], []
+        for index in range(stages):
+            ours, theirs = spawn.Pipe()
+            child = spawn.Process(target=stage_process, args=(index, settings, stages, context, theirs), daemon=True)
+            child.start()
+            self._pipes.append(ours)
+            self._children.append(child)
+        for pipe in self._pipes:
             pipe.recv()
-        times.append((time.perf_counter() - started_s) / STEPS * 1e3)
-    for pipe in pipes:
-        pipe.send(None)
-    parts = [_medians(pipe.recv()) for pipe in pipes]
-    for child in children:
-        child.join()
-    if exchange:
-        exchange.close()
-    step_ms = round(statistics.median(times[WARM_UP:]), 3)
-    return {"stages": stages, "batch": batch, "step_ms": step_ms, "parts": parts}
+
+    def measure(self, batch: int) -> dict[str, Any]:
+        """Milliseconds of a step as a whole, and of its parts in every stage."""
+        times = []
+        for _ in range(WARM_UP + BURSTS):
+            started_s = time.perf_counter()
+            ticket = self._exchange.begin() if self._exchange else ""
+            for pipe in self._pipes:
+                pipe.send((batch, ticket))
+            for pipe in self._pipes:
+                pipe.recv()
+            times.append((time.perf_counter() - started_s) / STEPS * 1e3)
+        for pipe in self._pipes:
+            pipe.send(None)
+        parts = [_medians(pipe.recv()) for pipe in self._pipes]
+        step_ms = round(statistics.median(times[WARM_UP:]), 3)
+        return {"stages": len(self._pipes), "batch": batch, "step_ms": step_ms, "parts": parts}
+
+    def close(self) -> None:
+        """End the processes."""
+        for pipe, child in zip(self._pipes, self._children, strict=True):
+            pipe.send("end")
+            child.join()
+        if self._exchange:
+            self._exchange.close()
 
 
 def _medians(rows: list[dict[str, float]]) -> dict[str, float]:
-    kept = rows[WARM_UP * STEPS :]
+    kept = rows[WARM_UP * (STEPS - 1) :]
     return {name: round(statistics.median(row[name] for row in kept), 3) for name in kept[0]} if kept else {}
 
 
@@ -144,14 +164,18 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--stages", default="1,2")
     parser.add_argument("--batches", default="1,64")
+    parser.add_argument("--context", type=int, default=1100)
     parser.add_argument("--setting", action="append", default=[], metavar="KEY=VALUE")
     arguments = parser.parse_args()
     ensure_checkpoint(shape(arguments.shape), arguments.folder, None, "cuda")
     given = dict(item.split("=", 1) for item in arguments.setting)
     settings = {"checkpoint": str(arguments.folder), "kv_pool_tokens": str(80 * 2048), **given}
-    for stages in map(int, arguments.stages.split(",")):
-        for batch in map(int, arguments.batches.split(",")):
-            print(json.dumps(measure(settings, stages, batch)), flush=True)
+    batches = [int(batch) for batch in arguments.batches.split(",")]
+    for count in map(int, arguments.stages.split(",")):
+        stages = Stages(settings, count, max(batches), arguments.context)
+        for batch in batches:
+            print(json.dumps(stages.measure(batch) | {"context": arguments.context}), flush=True)
+        stages.close()
 
 
 if __name__ == "__main__":

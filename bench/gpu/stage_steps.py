@@ -123,14 +123,14 @@ def _gpu_ms(function: Callable[[], object]) -> float:
     return round(float(start.elapsed_time(end)) / ROUNDS, 3)
 
 
-def decode_call(stage: LanguageStage, batch: int) -> dict[str, torch.Tensor]:
+def decode_call(stage: LanguageStage, batch: int, context: int = CONTEXT) -> dict[str, torch.Tensor]:
     """A step of so many sequences, whose blocks are anywhere in the pool and have room for some more tokens."""
-    blocks = -(-(CONTEXT + ROOM) // stage._pool.block_size)
+    blocks = -(-(context + ROOM) // stage._pool.block_size)
     tables = torch.randperm(stage._pool.blocks)[: batch * blocks].reshape(batch, blocks).int()
     return _entering(stage, batch) | {
-        "position_ids": torch.full((stage.contract.position_axes, batch), CONTEXT),
+        "position_ids": torch.full((stage.contract.position_axes, batch), context),
         "query_lengths": torch.ones(batch, dtype=torch.int32),
-        "context_lengths": torch.full((batch,), CONTEXT + 1, dtype=torch.int32),
+        "context_lengths": torch.full((batch,), context + 1, dtype=torch.int32),
         "block_tables": tables,
         "sample_rows": torch.arange(batch),
     }
