@@ -40,7 +40,7 @@ class Watch:
         self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
         self._receive, self._send = Link.receive, Link.send
 
-    def receive(self, link: Link, target: torch.Tensor) -> torch.Tensor:
+    def receive(self, link: Link, target: torch.Tensor) -> bool:
         """In place of Link.receive."""
         self._asked_s = time.perf_counter()
         result = self._receive(link, target)
@@ -75,7 +75,7 @@ def stage_process(index: int, settings: dict[str, str], stages: int, context: in
     stage = LanguageStage(parsed, checkpoint, plans, names, index)
     watch = Watch()
 
-    def receive(link: Link, target: torch.Tensor, timeout_s: float = 0.0) -> torch.Tensor:
+    def receive(link: Link, target: torch.Tensor, timeout_s: float = 0.0) -> bool:
         return watch.receive(link, target)
 
     def send(link: Link, tensor: torch.Tensor) -> None:
@@ -93,8 +93,8 @@ def stage_process(index: int, settings: dict[str, str], stages: int, context: in
             continue
         batch, ticket = message
         call = calls.setdefault(batch, _burst_call(stage, batch, context))
-        exchange = {"exchange": torch.tensor(list(ticket.encode()), dtype=torch.uint8)} if ticket else {}
-        for tensor in stage.run({**call, **exchange}, wanted).values():
+        exchange = torch.tensor(list(ticket.encode()), dtype=torch.uint8)
+        for tensor in stage.run({**call, "exchange": exchange}, wanted).values():
             tensor.cpu()
         pipe.send("done")
 
@@ -115,7 +115,7 @@ class Stages:
         spawn = multiprocessing.get_context("spawn")
         contract = open_checkpoint(Path(settings["checkpoint"])).contract
         sizes = link_sizes(stages, most_sequences, contract.hidden_size * 2)
-        self._exchange = Exchange.create(sizes) if stages > 1 else None
+        self._exchange = Exchange.create(sizes)
         self._pipes, self._children = [], []
         for index in range(stages):
             ours, theirs = spawn.Pipe()
@@ -131,7 +131,7 @@ class Stages:
         times = []
         for _ in range(WARM_UP + BURSTS):
             started_s = time.perf_counter()
-            ticket = self._exchange.begin() if self._exchange else ""
+            ticket = self._exchange.begin()
             for pipe in self._pipes:
                 pipe.send((batch, ticket))
             for pipe in self._pipes:
@@ -148,8 +148,7 @@ class Stages:
         for pipe, child in zip(self._pipes, self._children, strict=True):
             pipe.send("end")
             child.join()
-        if self._exchange:
-            self._exchange.close()
+        self._exchange.close()
 
 
 def _medians(rows: list[dict[str, float]]) -> dict[str, float]:

@@ -35,8 +35,7 @@ def good_call(which: int) -> Tensors:
         "block_tables": torch.stack([int32(0, 1), int32(3, 2)]),
         "decode_steps": int32(STEPS),
     }
-    if which != ONLY:
-        tensors["exchange"] = torch.tensor(list(TICKET.encode()), dtype=torch.uint8)
+    tensors["exchange"] = torch.tensor(list(TICKET.encode()), dtype=torch.uint8)
     if which in (ONLY, FIRST):
         tensors["input_ids"] = torch.tensor([5, 6])
     else:
@@ -53,7 +52,7 @@ def parse(tensors: Tensors, which: int) -> LanguageCall:
 
 @pytest.mark.parametrize("which", [ONLY, FIRST, MIDDLE, LAST])
 def test_good_burst_is_parsed(which: int) -> None:
-    assert parse(good_call(which), which).burst == Burst(STEPS, None if which == ONLY else TICKET)
+    assert parse(good_call(which), which).burst == Burst(STEPS, TICKET)
 
 
 def test_one_step_needs_no_exchange() -> None:
@@ -98,9 +97,9 @@ def with_image(tensors: Tensors) -> None:
     [
         (FIRST, put("decode_steps", int32(0)), "'decode_steps' is 0; allowed: 1 to 64"),
         (FIRST, put("decode_steps", int32(65)), "'decode_steps' is 65; allowed: 1 to 64"),
-        (FIRST, drop("exchange"), "'exchange' is missing: the call has 3 decode steps, the model 3"),
+        (FIRST, drop("exchange"), "'exchange' is missing: the call has 3 decode steps"),
         (LAST, put("decode_steps", int32(1)), "'exchange' came without use: the call has 1 decode steps"),
-        (ONLY, put("exchange", torch.zeros(3, dtype=torch.uint8)), "'exchange' came without use"),
+        (ONLY, drop("exchange"), "'exchange' is missing"),
         (FIRST, one_row_more, "'query_lengths' must be 1 for every sequence"),
         (FIRST, no_rows, "there must be one at least"),
         (FIRST, stateless, "'block_tables' is missing with several"),

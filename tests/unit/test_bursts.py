@@ -12,14 +12,15 @@ import torch
 
 from deepstack_serving.engine.block_allocator import BlockAllocator
 from deepstack_serving.engine.burst_calls import BurstCalls
-from deepstack_serving.engine.burst_policy import SHARE_WHILE_ENCODING, BurstPolicy
+from deepstack_serving.engine.burst_policy import LONGEST_S, BurstPolicy
 from deepstack_serving.engine.events import Failure, Tokens
+from deepstack_serving.engine.inbox import EndedEarly, Inbox
 from deepstack_serving.engine.pipeline import StepTokens
 from deepstack_serving.engine.progress import NOT_FINITE, record
 from deepstack_serving.engine.scheduler import Scheduler, Work
 from deepstack_serving.engine.sequence import Status
 from deepstack_serving.errors import StageError
-from deepstack_serving.exchange import Exchange, ExchangeDoor
+from deepstack_serving.exchange import MAX_DECODE_STEPS, BurstLinks, Exchange, ExchangeDoor
 from deepstack_serving.stages.info import StageInfo
 from tests.support.sequences import advance, sequence
 
@@ -35,9 +36,9 @@ class Clock:
         return self.now_s
 
 
-def decoding(*max_tokens: int, waiting: int = 8, running: int = 8) -> Scheduler:
+def decoding(*max_tokens: int, waiting: int = 16, running: int = 8) -> Scheduler:
     """A scheduler whose sequences have computed their prompts."""
-    made = Scheduler(BlockAllocator(100, 4), running, waiting, 100)
+    made = Scheduler(BlockAllocator(400, 4), running, waiting, 100)
     for count in max_tokens:
         made.add(sequence(3, count))
     made.admit()
@@ -45,8 +46,8 @@ def decoding(*max_tokens: int, waiting: int = 8, running: int = 8) -> Scheduler:
     return made
 
 
-def steps(made: Scheduler, setting: int = 8, policy: BurstPolicy | None = None) -> int:
-    return (policy or BurstPolicy(setting)).steps(made, made.plan(), ON_CPU)
+def steps(made: Scheduler, setting: int = 8) -> int:
+    return BurstPolicy(setting, Inbox()).steps(made, made.plan(), ON_CPU)
 
 
 def test_burst_is_as_long_as_the_setting_says() -> None:
@@ -54,9 +55,9 @@ def test_burst_is_as_long_as_the_setting_says() -> None:
 
 
 def test_automatic_bursts_are_for_gpus() -> None:
-    made, policy = decoding(40), BurstPolicy(0)
+    made, policy = decoding(200), BurstPolicy(0, Inbox())
     mixed = (*ON_CPU, *ON_GPUS)
-    assert [policy.steps(made, made.plan(), infos) for infos in (ON_CPU, mixed, ON_GPUS)] == [1, 1, 8]
+    assert [policy.steps(made, made.plan(), infos) for infos in (ON_CPU, mixed, ON_GPUS)] == [1, 1, MAX_DECODE_STEPS]
 
 
 @pytest.mark.parametrize(("left", "expected"), [(1, 1), (2, 2), (7, 7), (9, 8)])
@@ -71,18 +72,12 @@ def test_no_burst_beside_a_prompt() -> None:
     assert steps(made) == 1
 
 
-def test_bursts_are_short_while_images_are_encoded() -> None:
-    made = decoding(40)
-    longest = steps(made)
+def test_bursts_go_on_while_images_are_encoded_and_requests_wait() -> None:
+    made = decoding(40, running=2)
     made.add(sequence(5, 40, files=(b"image",)))
-    made.admit()
-    assert steps(made) == longest // SHARE_WHILE_ENCODING > 1
-
-
-def test_no_burst_while_requests_wait() -> None:
-    made = decoding(40, running=1)
     made.add(sequence(5, 40))
-    assert (made.admit(), steps(made)) == ([], 1)
+    made.admit()
+    assert (len(made.running), len(made.waiting), steps(made)) == (2, 1, 8)
 
 
 def test_no_burst_with_several_groups() -> None:
@@ -91,25 +86,40 @@ def test_no_burst_with_several_groups() -> None:
     assert steps(made) == 1
 
 
-@pytest.mark.parametrize(("gap_s", "expected"), [(1.0, 8), (0.05, 5), (0.02, 2), (0.001, 1)])
-def test_burst_is_no_longer_than_the_time_between_arrivals(gap_s: float, expected: int) -> None:
-    clock = Clock()
-    policy = BurstPolicy(8, clock)
-    policy.took(0.02, 2)
-    for _ in range(8):
-        policy.arrived()
-        clock.now_s += gap_s * 1.01
-    assert steps(decoding(40), policy=policy) == expected
-    clock.now_s += 60.0
-    assert steps(decoding(40), policy=policy) == 8
+def begun(made: Scheduler, inbox: Inbox, clock: Clock) -> tuple[BurstPolicy, list[Work]]:
+    policy, work = BurstPolicy(8, inbox, clock), made.plan()
+    assert policy.steps(made, work, ON_CPU) > 1
+    return policy, work
 
 
-def test_few_requests_at_once_do_not_count_as_frequent() -> None:
-    policy = BurstPolicy(8, Clock())
-    policy.took(0.02, 2)
-    for _ in range(4):
-        policy.arrived()
-    assert steps(decoding(40), policy=policy) == 8
+def test_burst_ends_when_a_message_waits() -> None:
+    made, inbox = decoding(40), Inbox()
+    policy, work = begun(made, inbox, Clock())
+    assert not policy.must_end(made, work)
+    inbox.put(EndedEarly(work[0].sequence))
+    assert policy.must_end(made, work)
+    inbox.take(0.0)
+    assert not policy.must_end(made, work)
+    inbox.close()
+    assert policy.must_end(made, work)
+
+
+def test_burst_ends_after_a_while() -> None:
+    made, clock = decoding(40), Clock()
+    policy, work = begun(made, Inbox(), clock)
+    clock.now_s += LONGEST_S * 1.01
+    assert policy.must_end(made, work)
+
+
+@pytest.mark.parametrize(("waiting", "ended", "expected"), [(0, 1, False), (0, 2, True), (1, 0, False), (1, 1, True)])
+def test_burst_ends_when_others_could_take_a_place(waiting: int, ended: int, expected: bool) -> None:
+    made = decoding(*[40] * 16, running=16)
+    for _ in range(waiting):
+        made.add(sequence(3, 40))
+    policy, work = begun(made, Inbox(), Clock())
+    for item in work[:ended]:
+        made.finish(item.sequence)
+    assert policy.must_end(made, work) is expected
 
 
 def recorded(*ids: int, max_tokens: int = 9) -> tuple[list[int], list[Any], int]:
@@ -148,6 +158,7 @@ def test_tokens_before_logits_that_are_not_finite_are_told(ids: tuple[int, ...],
 
 
 STAGES, ROWS, ROW_BYTES = 3, 4, 16
+NO_LOGPROBS = torch.zeros(1)
 
 
 class Peers:
@@ -157,21 +168,39 @@ class Peers:
         self._failing, self._error = failing, error
         self._barrier = threading.Barrier(STAGES)
         self.given_up = 0
+        self.gate = threading.Semaphore(MAX_DECODE_STEPS)
 
     def call(self, index: int, more: Mapping[str, Any]) -> dict[str, Any]:
         self._barrier.wait(20)  # all are called at once
         if index == self._failing and self._error is not None:
             raise self._error
-        incoming, outgoing = ExchangeDoor(index, STAGES, ROW_BYTES).join(bytes(more["exchange"]).decode(), ROWS)
-        value = torch.tensor([1])
+        links = ExchangeDoor(index, STAGES, ROW_BYTES).join(bytes(more["exchange"]).decode(), ROWS)
         try:
-            for step in range(int(more["decode_steps"][0])):
-                value = incoming.receive(value.clone()) if index or step else value
-                outgoing.send(value + index)
+            return {"value": self._run(index, int(more["decode_steps"][0]), links)}
         except StageError as error:
             self.given_up += "was given up" in str(error)
             raise
-        return {"value": value}
+
+    def _run(self, index: int, steps: int, links: BurstLinks) -> torch.Tensor:
+        value = torch.tensor([1])
+        for step in range(steps):
+            if (index or step) and not links.incoming.receive(value):
+                if index < STAGES - 1:
+                    links.outgoing.send_end()
+                return value
+            if index == 0:
+                assert self.gate.acquire(timeout=20)
+                if links.is_ending:
+                    links.outgoing.send_end()
+                    return value
+            if index == STAGES - 1:
+                links.logprobs.send(NO_LOGPROBS - step)
+            links.outgoing.send(value + index)
+        return value
+
+
+def value_of(calls: BurstCalls, steps: int, peers: Peers) -> int:
+    return int(calls.begin(steps, 1, peers.call).result()["value"])
 
 
 @pytest.fixture
@@ -183,23 +212,51 @@ def calls() -> Any:
 
 
 def test_stages_run_a_burst_together(calls: BurstCalls) -> None:
-    assert [int(calls.run(steps, Peers().call)["value"]) for steps in (2, 4)] == [5, 11]
+    assert [value_of(calls, steps, Peers()) for steps in (2, 4)] == [5, 11]
+
+
+def test_tokens_can_be_taken_as_they_come(calls: BurstCalls) -> None:
+    value_of(calls, 4, Peers())
+    peers = Peers()
+    peers.gate = threading.Semaphore(2)
+    burst = calls.begin(4, 1, peers.call)
+    while burst.steps < 2:
+        assert not burst.is_over(0.001)
+    assert burst.tokens(0, 2) == ([[4, 7]], [[0.0, -1.0]])
+    assert not burst.is_over(0.0)
+    peers.gate.release(2)
+    assert burst.is_over()
+    assert (burst.steps, burst.tokens(2, 4)) == (4, ([[10, 13]], [[-2.0, -3.0]]))
+
+
+def test_burst_that_is_ended_early_has_run_whole_steps(calls: BurstCalls) -> None:
+    peers = Peers()
+    peers.gate = threading.Semaphore(2)
+    burst = calls.begin(4, 1, peers.call)
+    while burst.steps < 2:
+        assert not burst.is_over(0.001)
+    burst.end_early()
+    peers.gate.release()
+    assert burst.is_over()
+    burst.result()
+    assert (burst.steps, burst.tokens(0, 2)) == (2, ([[4, 7]], [[0.0, -1.0]]))
+    assert value_of(calls, 2, Peers()) == 5
 
 
 @pytest.mark.parametrize("failing", range(STAGES))
 def test_stage_that_fails_ends_the_burst_with_its_error(calls: BurstCalls, failing: int) -> None:
     peers = Peers(failing, StageError("the cause"))
     with pytest.raises(StageError, match="the cause"):
-        calls.run(4, peers.call)
+        calls.begin(4, 1, peers.call).result()
     assert peers.given_up == STAGES - 1
-    assert int(calls.run(2, Peers().call)["value"]) == 5
+    assert value_of(calls, 2, Peers()) == 5
 
 
 @pytest.mark.parametrize("failing", range(STAGES))
 def test_what_nobody_foresaw_ends_the_burst_too(calls: BurstCalls, failing: int) -> None:
     peers = Peers(failing, ZeroDivisionError())
     with pytest.raises(ZeroDivisionError):
-        calls.run(4, peers.call)
+        calls.begin(4, 1, peers.call).result()
     assert peers.given_up == STAGES - 1
 
 
@@ -213,19 +270,6 @@ def test_without_shared_memory_there_are_no_bursts(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Exchange, "create", full)
     made = BurstCalls(STAGES, ROWS, ROW_BYTES)
     assert [made.are_possible(), made.are_possible(), len(tries)] == [False, False, 1]
-
-
-def test_one_stage_needs_no_exchange() -> None:
-    seen: list[Mapping[str, Any]] = []
-
-    def call(_index: int, more: Mapping[str, Any]) -> dict[str, Any]:
-        seen.append(more)
-        return {}
-
-    made = BurstCalls(1, ROWS, ROW_BYTES)
-    assert made.are_possible()
-    made.run(4, call)
-    assert [list(more) for more in seen] == [["decode_steps"]]
 
 
 def test_memory_is_given_back() -> None:

@@ -12,9 +12,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from deepstack_serving import exchange as module
 from deepstack_serving.errors import StageError, WireError
-from deepstack_serving.exchange import Exchange, ExchangeDoor, Link, link_sizes
+from deepstack_serving.exchange import (
+    MAX_DECODE_STEPS,
+    Exchange,
+    ExchangeDoor,
+    Link,
+    LinkSize,
+    link_sizes,
+    links,
+    region,
+)
 from deepstack_serving.regions import region_prefix
 
 ROWS, WIDTH = 4, 6
@@ -46,25 +54,62 @@ def waiting(link: Link, act: Callable[[], object]) -> BaseException | None:
         return future.exception()
 
 
+def ends(folder: Path, index: int, ticket: str) -> tuple[Link, Link]:
+    links = door(folder, index).join(ticket, ROWS)
+    return links.incoming, links.outgoing
+
+
+def received(link: Link, target: torch.Tensor) -> torch.Tensor:
+    assert link.receive(target)
+    return target
+
+
 def test_two_stages_exchange_hidden_states_and_tokens(exchange: Exchange, tmp_path: Path) -> None:
     ticket, steps = exchange.begin(), 20
     tokens = [torch.arange(ROWS) + step for step in range(steps)]
 
     def first() -> list[list[int]]:
-        incoming, outgoing = door(tmp_path, 0).join(ticket, ROWS)
-        received = []
+        incoming, outgoing = ends(tmp_path, 0, ticket)
+        answers = []
         for step in range(steps):
             outgoing.send(hidden(step))
-            received.append(incoming.receive(torch.empty(ROWS, dtype=torch.int64)).tolist())
-        return received
+            answers.append(received(incoming, torch.empty(ROWS, dtype=torch.int64)).tolist())
+        return answers
 
-    incoming, outgoing = door(tmp_path, 1).join(ticket, ROWS)
+    incoming, outgoing = ends(tmp_path, 1, ticket)
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(first)
         for step in range(steps):
-            assert torch.equal(incoming.receive(torch.empty_like(hidden(0))), hidden(step))
+            assert torch.equal(received(incoming, torch.empty_like(hidden(0))), hidden(step))
             outgoing.send(tokens[step])
         assert future.result() == [item.tolist() for item in tokens]
+    assert [item.tolist() for item in outgoing.sent(tokens[0])] == [item.tolist() for item in tokens]
+
+
+def test_tokens_of_all_steps_stay_in_their_places(exchange: Exchange, tmp_path: Path) -> None:
+    exchange.begin()
+    _, outgoing = ends(tmp_path, 1, exchange.begin())
+    expected = [torch.arange(ROWS) * step for step in range(MAX_DECODE_STEPS)]
+    for tokens in expected:
+        outgoing.send(tokens)
+    assert torch.equal(torch.stack(outgoing.sent(expected[0])), torch.stack(expected))
+
+
+def test_receiver_is_told_that_nothing_follows(exchange: Exchange, tmp_path: Path) -> None:
+    ticket = exchange.begin()
+    incoming, outgoing = ends(tmp_path, 1, ticket)[0], ends(tmp_path, 0, ticket)[1]
+    outgoing.send(hidden(1))
+    assert torch.equal(received(incoming, torch.empty_like(hidden(0))), hidden(1))
+    outgoing.send_end()
+    assert not incoming.receive(torch.empty_like(hidden(0)))
+
+
+def test_burst_that_ends_early_is_that_one_alone(exchange: Exchange, tmp_path: Path) -> None:
+    links = door(tmp_path, 0).join(exchange.begin(), ROWS)
+    assert not links.is_ending
+    exchange.end_early()
+    assert links.is_ending
+    assert not door(tmp_path, 0).join(exchange.begin(), ROWS).is_ending
 
 
 PEER = """
@@ -72,26 +117,27 @@ import sys
 from pathlib import Path
 import torch
 from deepstack_serving.exchange import ExchangeDoor
-incoming, outgoing = ExchangeDoor(1, 2, 12, Path(sys.argv[1])).join(sys.argv[2], 4)
+links = ExchangeDoor(1, 2, 12, Path(sys.argv[1])).join(sys.argv[2], 4)
+rows = torch.empty(4, 6, dtype=torch.bfloat16)
 for _ in range(3):
-    rows = incoming.receive(torch.empty(4, 6, dtype=torch.bfloat16))
-    outgoing.send(rows.sum(1).long())
+    assert links.incoming.receive(rows)
+    links.outgoing.send(rows.sum(1).long())
 """
 
 
 def test_another_process_answers(exchange: Exchange, tmp_path: Path) -> None:
     ticket = exchange.begin()
-    incoming, outgoing = door(tmp_path, 0).join(ticket, ROWS)
+    incoming, outgoing = ends(tmp_path, 0, ticket)
     with subprocess.Popen([sys.executable, "-c", PEER, str(tmp_path), ticket]) as process:
         for step in range(3):
             outgoing.send(hidden(step))
-            sums = incoming.receive(torch.empty(ROWS, dtype=torch.int64))
+            sums = received(incoming, torch.empty(ROWS, dtype=torch.int64))
             assert sums.tolist() == hidden(step).sum(1).long().tolist()
         assert process.wait(60) == 0
 
 
 def test_abort_frees_a_stage_that_waits(exchange: Exchange, tmp_path: Path) -> None:
-    incoming, outgoing = door(tmp_path, 1).join(exchange.begin(), ROWS)
+    incoming, outgoing = ends(tmp_path, 1, exchange.begin())
     assert "another stage failed" in str(waiting(incoming, exchange.abort))
     with pytest.raises(StageError, match="another stage failed"):
         outgoing.send(torch.arange(ROWS))
@@ -101,41 +147,41 @@ def test_abort_is_over_with_the_next_burst(exchange: Exchange, tmp_path: Path) -
     exchange.begin()
     exchange.abort()
     ticket = exchange.begin()
-    door(tmp_path, 0).join(ticket, ROWS)[1].send(hidden(1))
-    incoming, _ = door(tmp_path, 1).join(ticket, ROWS)
-    assert torch.equal(incoming.receive(torch.empty_like(hidden(0))), hidden(1))
+    ends(tmp_path, 0, ticket)[1].send(hidden(1))
+    incoming, _ = ends(tmp_path, 1, ticket)
+    assert torch.equal(received(incoming, torch.empty_like(hidden(0))), hidden(1))
 
 
 def test_stage_that_is_late_cannot_touch_the_next_burst(exchange: Exchange, tmp_path: Path) -> None:
-    (incoming, _), (_, outgoing) = (door(tmp_path, index).join(exchange.begin(), ROWS) for index in (1, 0))
+    (incoming, _), (_, outgoing) = (ends(tmp_path, index, exchange.begin()) for index in (1, 0))
     error = waiting(incoming, exchange.begin)
     assert "is over" in str(error)
     with pytest.raises(StageError, match="burst 2 is over, 3 has begun"):
         outgoing.send(hidden(0))
-    assert not exchange.bytes[module._PAGE_BYTES :].any()
+    assert not exchange.bytes[region._PAGE_BYTES :].any()
 
 
 def test_message_of_an_earlier_burst_is_not_received(exchange: Exchange, tmp_path: Path) -> None:
-    door(tmp_path, 0).join(exchange.begin(), ROWS)[1].send(hidden(1))
-    incoming, _ = door(tmp_path, 1).join(exchange.begin(), ROWS)
+    ends(tmp_path, 0, exchange.begin())[1].send(hidden(1))
+    incoming, _ = ends(tmp_path, 1, exchange.begin())
     with pytest.raises(StageError, match=r"nothing came over link 0 within 0\.01 s"):
         incoming.receive(hidden(0), 0.01)
 
 
 def test_message_of_another_size_is_refused(exchange: Exchange, tmp_path: Path) -> None:
     ticket = exchange.begin()
-    door(tmp_path, 0).join(ticket, ROWS)[1].send(hidden(1)[:2])
+    ends(tmp_path, 0, ticket)[1].send(hidden(1)[:2])
     with pytest.raises(StageError, match="holds 24 bytes, 48 were expected"):
-        door(tmp_path, 1).join(ticket, ROWS)[0].receive(hidden(0))
+        ends(tmp_path, 1, ticket)[0].receive(hidden(0))
 
 
 def test_messages_that_were_not_waited_for_are_a_fault(exchange: Exchange, tmp_path: Path) -> None:
     ticket = exchange.begin()
-    _, outgoing = door(tmp_path, 0).join(ticket, ROWS)
+    _, outgoing = ends(tmp_path, 0, ticket)
     outgoing.send(hidden(1))
     outgoing.send(hidden(2))
     with pytest.raises(StageError, match="does not expect"):
-        door(tmp_path, 1).join(ticket, ROWS)[0].receive(hidden(0))
+        ends(tmp_path, 1, ticket)[0].receive(hidden(0))
 
 
 @pytest.fixture
@@ -153,10 +199,10 @@ def orphan(made: Exchange, process_id: int) -> Path:
 def test_stage_does_not_wait_for_a_dead_orchestrator(
     exchange: Exchange, tmp_path: Path, ended_process_id: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_CHECK_INTERVAL_S", 0.0)
+    monkeypatch.setattr(links, "_CHECK_INTERVAL_S", 0.0)
     exchange.begin()
     path = orphan(exchange, ended_process_id)
-    incoming, _ = door(tmp_path, 1).join(f"{path.name}:1", ROWS)
+    incoming, _ = ends(tmp_path, 1, f"{path.name}:1")
     with pytest.raises(StageError, match="orchestrator that began this burst is gone"):
         incoming.receive(hidden(0))
     path.unlink()
@@ -164,7 +210,7 @@ def test_stage_does_not_wait_for_a_dead_orchestrator(
 
 def test_what_a_dead_orchestrator_left_is_swept(exchange: Exchange, tmp_path: Path, ended_process_id: int) -> None:
     left = orphan(exchange, ended_process_id)
-    other = Exchange.create([8], tmp_path)
+    other = Exchange.create([LinkSize(8)], tmp_path)
     assert (left.exists(), other.path.exists()) == (False, True)
     other.close()
 
@@ -175,7 +221,7 @@ def test_no_memory_leaves_no_region(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(OSError, match="No space left"):
-        Exchange.create([8], tmp_path)
+        Exchange.create([LinkSize(8)], tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -204,7 +250,7 @@ def test_region_that_is_no_exchange_is_refused(tmp_path: Path, content: bytes) -
 
 
 def test_exchange_of_another_split_is_refused(exchange: Exchange, tmp_path: Path) -> None:
-    with pytest.raises(WireError, match="one of 2 links for 3 stages"):
+    with pytest.raises(WireError, match="one of 3 links; 3 stages have 4"):
         ExchangeDoor(0, 3, ROW_BYTES, tmp_path).join(exchange.begin(), ROWS)
 
 

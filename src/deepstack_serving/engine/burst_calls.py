@@ -4,18 +4,71 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
-from functools import partial
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import numpy as np
+import torch
 
 from deepstack_serving.engine.ports import Array, Handle
-from deepstack_serving.errors import DeepstackError
-from deepstack_serving.exchange import Exchange, link_sizes
+from deepstack_serving.exchange import MESSAGES, Exchange, LinkMemory, link_sizes
 from deepstack_serving.wire import DECODE_STEPS, EXCHANGE
 
-_EXPECTED = (DeepstackError, type(None))
 CallStage = Callable[[int, Mapping[str, Array]], Mapping[str, Handle]]
+TokenRows = tuple[list[list[int]], list[list[float]]]  # ids and log-probabilities, [rows][steps]
+
+
+class RunningBurst:
+    """One burst of all stages, on threads of its own. `result` must be asked for before the next one begins."""
+
+    def __init__(self, exchange: Exchange, rows: int, pool: ThreadPoolExecutor, stages: int, call: CallStage) -> None:
+        ticket = exchange.begin()
+        more = {EXCHANGE.name: np.frombuffer(ticket.encode(), dtype=np.uint8)}
+        self._exchange, self._first_message = exchange, exchange.burst * MESSAGES + 1
+        self._ids, self._logprobs = (LinkMemory(exchange, index) for index in (stages - 1, stages))
+        self._like = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.float32)
+        self._failed: list[int] = []  # stages, in the order of their failures
+        self._calls: list[Future[Mapping[str, Handle]]] = [
+            pool.submit(self._guarded, call, index, more) for index in range(stages)
+        ]
+
+    def is_over(self, wait_s: float | None = None) -> bool:
+        """Whether all stages have answered, after waiting for so long at most; None: until they have."""
+        return not wait(self._calls, wait_s).not_done
+
+    @property
+    def steps(self) -> int:
+        """How many steps' tokens are there already."""
+        return max(0, self._logprobs.message - self._first_message + 1)
+
+    def tokens(self, first: int, end: int) -> TokenRows:
+        """Those of the steps [first, end), which must be there."""
+        links = zip((self._ids, self._logprobs), self._like, strict=True)
+        messages = range(self._first_message + first, self._first_message + end)
+        ids, logprobs = (
+            torch.stack([link.place(message, like) for message in messages], dim=1).tolist() for link, like in links
+        )
+        return ids, logprobs
+
+    def end_early(self) -> None:
+        """No step is begun from now on; those that run are finished."""
+        self._exchange.end_early()
+
+    def result(self) -> Mapping[str, Handle]:
+        """The last stage's outputs, once all stages have answered. Raises the error of the one that failed first."""
+        self.is_over()
+        return self._calls[self._failed[0] if self._failed else -1].result()
+
+    def _guarded(self, call: CallStage, index: int, more: Mapping[str, Array]) -> Mapping[str, Handle]:
+        """A call that frees the others from waiting, whatever it fails of."""
+        has_answered = False
+        try:
+            results = call(index, more)
+            has_answered = True
+        finally:
+            if not has_answered:
+                self._failed.append(index)
+                self._exchange.abort()
+        return results
 
 
 class BurstCalls:
@@ -30,9 +83,7 @@ class BurstCalls:
 
     def are_possible(self) -> bool:
         """Whether the stages can exchange; the first call makes what they need."""
-        if self._stages == 1 or self._exchange is not None:
-            return True
-        if not self._is_impossible:
+        if self._exchange is None and not self._is_impossible:
             try:
                 self._exchange = Exchange.create(self._sizes)
             except OSError as error:
@@ -41,50 +92,20 @@ class BurstCalls:
                     "decode steps go one by one: no shared memory for the stages to exchange over (%s)", error
                 )
             else:
-                self._pool = ThreadPoolExecutor(self._stages - 1, thread_name_prefix="burst")
+                self._pool = ThreadPoolExecutor(self._stages, thread_name_prefix="burst")
         return self._exchange is not None
 
-    def run(self, steps: int, call: CallStage) -> Mapping[str, Handle]:
-        """The last stage's outputs. When a call fails the other stages give up, and its error is raised."""
-        more = {DECODE_STEPS.name: np.array([steps], dtype=np.int32)}
+    def begin(self, steps: int, rows: int, call: CallStage) -> RunningBurst:
+        """Call every stage for so many decode steps of so many sequences. Only where bursts are possible."""
         if self._exchange is None or self._pool is None:
-            return call(self._stages - 1, more)
-        more[EXCHANGE.name] = np.frombuffer(self._exchange.begin().encode(), dtype=np.uint8)
-        failures: list[DeepstackError] = []
-        others = [
-            self._pool.submit(_guarded, self._exchange, failures, partial(call, index, more))
-            for index in range(self._stages - 1)
-        ]
-        try:
-            results = _guarded(self._exchange, failures, partial(call, self._stages - 1, more))
-        except DeepstackError:
-            results = {}
-        finally:
-            wait(others)
-        surprises = [error for error in (other.exception() for other in others) if not isinstance(error, _EXPECTED)]
-        for error in (*surprises, *failures):  # the first failure is the cause of the others
-            raise error
-        return results
+            raise RuntimeError("there is no memory to exchange over: ask are_possible first")
+        count = {DECODE_STEPS.name: np.array([steps], dtype=np.int32)}
+        return RunningBurst(
+            self._exchange, rows, self._pool, self._stages, lambda index, more: call(index, {**count, **more})
+        )
 
     def close(self) -> None:
         """Give the memory back."""
         if self._exchange is not None and self._pool is not None:
             self._exchange.close()
             self._pool.shutdown(wait=False)
-
-
-def _guarded(
-    exchange: Exchange, failures: list[DeepstackError], call: Callable[[], Mapping[str, Handle]]
-) -> Mapping[str, Handle]:
-    """A call that frees the others from waiting, whatever it fails of."""
-    has_answered = False
-    try:
-        results = call()
-        has_answered = True
-    except DeepstackError as error:
-        failures.append(error)
-        raise
-    finally:
-        if not has_answered:
-            exchange.abort()
-    return results

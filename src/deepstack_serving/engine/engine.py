@@ -101,7 +101,6 @@ class Engine:
             if isinstance(message, Submitted):
                 if message.sequence.status is Status.WAITING:  # else its client left before it came in
                     self._backlog.append(message.sequence)
-                    self._stepping.bursts.arrived()
             elif isinstance(message, EndedEarly):
                 self._finish(message.sequence)
             elif isinstance(message, Encoded):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from deepstack_serving.engine.burst_calls import BurstCalls
+from deepstack_serving.engine.burst_calls import BurstCalls, RunningBurst
 from deepstack_serving.engine.packing import PackedRows, Packer
 from deepstack_serving.engine.ports import Array, Handle, StagePort
 from deepstack_serving.engine.scheduler import Work
@@ -23,6 +23,11 @@ class PackedStep:
     features: Mapping[str, Handle]
     steps: int = 1
 
+    @property
+    def asks_top(self) -> bool:
+        """Whether a sequence of this step wants alternatives to its tokens."""
+        return "top_count" in self.rows.sampling
+
 
 @dataclass(frozen=True)
 class StepTokens:
@@ -32,6 +37,15 @@ class StepTokens:
     logprobs: list[list[float]]
     top_ids: Array | None = None
     top_logprobs: Array | None = None
+
+    @property
+    def steps(self) -> int:
+        return len(self.ids[0]) if self.ids else 1
+
+    def behind(self, steps: int) -> StepTokens:
+        """Without those of the first steps."""
+        top = [None if array is None else array[steps:] for array in (self.top_ids, self.top_logprobs)]
+        return StepTokens([row[steps:] for row in self.ids], [row[steps:] for row in self.logprobs], *top)
 
     def top(self, row: int, count: int) -> list[tuple[list[int], list[float]]]:
         """The `count` most likely tokens of each step, ids and log-probabilities."""
@@ -72,12 +86,17 @@ class StagePipeline:
         return PackedStep(self._packers[group].pack(work), self._join_features(work), steps)
 
     def run(self, step: PackedStep) -> StepTokens:
-        """The new tokens. Raises DeepstackError."""
-        if step.steps > 1:
-            results = self.bursts.run(step.steps, lambda index, more: self._call_in_burst(step, index, more))
-        else:
-            results = self._walk(step)
-        return self._unpack(step, {name: self._port.array(results[name]) for name in self._wanted(step)})
+        """The new tokens of a single step. Raises DeepstackError."""
+        return self._unpack(step, self._walk(step))
+
+    def begin(self, step: PackedStep) -> RunningBurst:
+        """Let the stages run the decode steps of a step by themselves."""
+        rows = len(step.rows.input_ids)
+        return self.bursts.begin(step.steps, rows, lambda index, more: self._call_in_burst(step, index, more))
+
+    def finish(self, step: PackedStep, burst: RunningBurst) -> StepTokens:
+        """The tokens of all steps that a burst has run, once it is over. Raises DeepstackError."""
+        return self._unpack(step, burst.result())
 
     def _walk(self, step: PackedStep) -> Mapping[str, Handle]:
         hidden: Handle = step.rows.input_ids
@@ -105,20 +124,21 @@ class StagePipeline:
 
     @staticmethod
     def _wanted(step: PackedStep) -> list[str]:
-        return ["next_ids", "logprobs"] + (["top_ids", "top_logprobs"] if "top_count" in step.rows.sampling else [])
+        return ["next_ids", "logprobs"] + (["top_ids", "top_logprobs"] if step.asks_top else [])
 
-    @staticmethod
-    def _unpack(step: PackedStep, arrays: Mapping[str, Array]) -> StepTokens:
+    def _unpack(self, step: PackedStep, results: Mapping[str, Handle]) -> StepTokens:
+        arrays = {name: self._port.array(results[name]) for name in self._wanted(step)}
         rows = len(step.rows.sampling["sample_rows"])
+        steps = len(arrays["next_ids"]) // rows if rows else 1
         for name, array in arrays.items():
-            if len(array) != rows * step.steps:
+            if len(array) != rows * steps or not 1 <= steps <= step.steps:
                 raise StageError(
-                    f"the last stage returned {len(array)} rows of {name} for {rows} in {step.steps} steps"
+                    f"the last stage returned {len(array)} rows of {name} for {rows} in {step.steps} steps at most"
                 )
-        ids, logprobs = (arrays[name].reshape(step.steps, rows).T.tolist() for name in ("next_ids", "logprobs"))
-        if "top_ids" not in arrays:
+        ids, logprobs = (arrays[name].reshape(steps, rows).T.tolist() for name in ("next_ids", "logprobs"))
+        if not step.asks_top:
             return StepTokens(ids, logprobs)
-        top = (arrays[name].reshape(step.steps, rows, -1) for name in ("top_ids", "top_logprobs"))
+        top = (arrays[name].reshape(steps, rows, -1) for name in ("top_ids", "top_logprobs"))
         return StepTokens(ids, logprobs, *top)
 
     @staticmethod

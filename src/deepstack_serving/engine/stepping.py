@@ -6,7 +6,6 @@ stays its own. With several groups of sequences a step of each runs beside the e
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -16,13 +15,15 @@ from deepstack_serving.engine.events import Event, Failure, Tokens
 from deepstack_serving.engine.inbox import Inbox
 from deepstack_serving.engine.outputs import OutputWorker
 from deepstack_serving.engine.overlap import OverlappingSteps
-from deepstack_serving.engine.pipeline import StagePipeline, StepTokens
+from deepstack_serving.engine.pipeline import PackedStep, StagePipeline, StepTokens
 from deepstack_serving.engine.progress import record
 from deepstack_serving.engine.scheduler import Scheduler, Work
 from deepstack_serving.engine.sequence import Sequence as Running
 from deepstack_serving.engine.sequence import Status
 from deepstack_serving.errors import DeepstackError
 from deepstack_serving.settings import Settings
+
+POLL_S = 0.001  # how often tokens of a burst are looked for
 
 
 @dataclass
@@ -48,7 +49,7 @@ class Stepping:
         eos_token_ids: Collection[int],
     ) -> None:
         self.stats = EngineStats()
-        self.bursts = BurstPolicy(settings.decode_steps_per_call)
+        self._policy = BurstPolicy(settings.decode_steps_per_call, inbox)
         self._micro_batches, self._connection, self._pipeline = settings.micro_batches, connection, pipeline
         self._scheduler, self._outputs = scheduler, outputs
         self._overlap = OverlappingSteps(pipeline, scheduler, inbox)
@@ -72,7 +73,7 @@ class Stepping:
             for group in self._scheduler.free_groups():
                 self._begin(group)
         elif work := self._scheduler.plan():
-            self._step(work, self._burst(work))
+            self._step(work, self._steps(work))
         if not self._scheduler.has_work:
             self._hand_out()
 
@@ -96,22 +97,38 @@ class Stepping:
         self._overlap.close()
         self._pipeline.close()
 
-    def _burst(self, work: Sequence[Work]) -> int:
-        steps = self.bursts.steps(self._scheduler, work, self._connection.infos[1:])
+    def _steps(self, work: Sequence[Work]) -> int:
+        steps = self._policy.steps(self._scheduler, work, self._connection.infos[1:])
         return steps if steps == 1 or self._pipeline.bursts.are_possible() else 1
 
     def _step(self, work: Sequence[Work], steps: int = 1) -> None:
-        started_s = time.monotonic()
         try:
             step = self._pipeline.pack(work, steps)
             self._hand_out()  # only now: the output thread works while the stages do, not while this one packs
-            result = self._pipeline.run(step)
+            result = self._pipeline.run(step) if steps == 1 else self._burst(work, step)
         except DeepstackError as error:
             self._recover(work, error, steps)
-            return
-        if work[-1].decodes:
-            self.bursts.took(time.monotonic() - started_s, steps)
-        self._record(work, result, steps)
+        else:
+            self._record(work, result)
+
+    def _burst(self, work: Sequence[Work], step: PackedStep) -> StepTokens:
+        """Run several decode steps, and record their tokens as they come. Returns those that are not recorded."""
+        burst = self._pipeline.begin(step)
+        self._scheduler.depart(0, work)
+        recorded = 0
+        try:
+            while not burst.is_over(POLL_S):
+                steps = 0 if step.asks_top else burst.steps  # alternatives come with the answer
+                if steps > recorded:
+                    self._record(work, StepTokens(*burst.tokens(recorded, steps)))
+                    self._hand_out()
+                    recorded = steps
+                if self._policy.must_end(self._scheduler, work):
+                    burst.end_early()
+            return self._pipeline.finish(step, burst).behind(recorded)
+        finally:
+            burst.is_over()  # else a stage might write to blocks that are given back
+            self._scheduler.arrive(0, work)
 
     def _begin(self, group: int) -> None:
         self._scheduler.balance(group)
@@ -125,8 +142,10 @@ class Stepping:
         else:
             self._overlap.begin(group, work, step)
 
-    def _record(self, work: Sequence[Work], result: StepTokens, steps: int = 1) -> None:
-        self.stats.steps += steps
+    def _record(self, work: Sequence[Work], result: StepTokens) -> None:
+        if not result.steps:
+            return
+        self.stats.steps += result.steps
         events: list[Event] = []
         row = 0
         for item in work:
@@ -136,7 +155,7 @@ class Stepping:
                     item.sequence.computed = item.end
                     continue
             if item.sequence.status is Status.RUNNING:  # else it ended while its step ran
-                events += record(item, result, row, self._eos)
+                events += record(_present(item), result, row, self._eos)
             row += 1
         for event in events:
             if isinstance(event, Tokens):
@@ -162,9 +181,15 @@ class Stepping:
         else:
             for item in work:
                 if item.sequence.status is Status.RUNNING:
-                    self._step([item])
+                    self._step([_present(item)])
 
     def _fail(self, sequence: Running, error: DeepstackError) -> None:
         self._scheduler.finish(sequence)
         self._held.append(Failure(sequence, error))
         self._hand_out()
+
+
+def _present(item: Work) -> Work:
+    """The same, of a sequence that may have gone on meanwhile."""
+    computed = item.sequence.computed
+    return Work(item.sequence, computed, computed + 1, True) if item.decodes else item

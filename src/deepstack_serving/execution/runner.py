@@ -17,20 +17,28 @@ import torch
 
 from deepstack_serving.attention import PagedLayer
 from deepstack_serving.errors import SettingsError, StageError
+from deepstack_serving.execution.advance import ADVANCED, Advance, advance
 from deepstack_serving.execution.buckets import bucket_for
+from deepstack_serving.execution.features import StepFeatures
 from deepstack_serving.execution.layers import DecoderLayers, Inject, LayerFunctions
 from deepstack_serving.execution.recorder import Recorder, Replay
 from deepstack_serving.execution.rows import NAMES, StepRows
 from deepstack_serving.execution.slots import SlotRegistry, SlotSpec
-from deepstack_serving.injection import add_features
 from deepstack_serving.kv_pool import KVPool
 from deepstack_serving.wire import deepstack_name
 
 Head = Callable[[torch.Tensor], dict[str, torch.Tensor]]
+Embed = Callable[[torch.Tensor], torch.Tensor]
 
 
-Advance = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int], None]
-ADVANCED = ("position_ids", "slots", "block_tables", "context_lengths")
+@dataclass(frozen=True)
+class Ends:
+    """What stands before and behind the layers: `embed` takes token ids [rows] in the first stage, and `head` runs on
+    the rows of decode steps in the last one, its sampling.
+    """
+
+    embed: Embed | None = None
+    head: Head | None = None
 
 
 @dataclass(frozen=True)
@@ -41,37 +49,6 @@ class CompiledStep:
     prefill: LayerFunctions
     head: Head | None
     advance: Advance
-
-
-def advance(
-    position_ids: torch.Tensor, slots: torch.Tensor, tables: torch.Tensor, contexts: torch.Tensor, block_size: int
-) -> None:
-    """Move the layout of a decode step one token further, in place; sequences of padding stay what they are."""
-    runs = contexts > 0
-    position_ids.add_(runs[:, None])
-    contexts.add_(runs)
-    token = (contexts - 1).clamp_min(0).long()
-    column = (token // block_size).clamp_max(tables.shape[1] - 1)
-    further = tables.gather(1, column[:, None])[:, 0].long() * block_size + token % block_size
-    slots.copy_(torch.where(runs, further, -1))
-
-
-@dataclass(frozen=True)
-class StepFeatures:
-    """The deepstack features of one step: feature row `sources[i]` of each tensor belongs to packed row `rows[i]`."""
-
-    tensors: Mapping[int, torch.Tensor]  # by decoder layer, [feature rows, width]
-    rows: torch.Tensor
-    sources: torch.Tensor
-
-    def add(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
-        """An Inject."""
-        return add_features(hidden, self.rows, self.tensors[layer], self.sources)
-
-    def dense(self, layer: int, rows: int) -> torch.Tensor:
-        """[rows, width], zero where a row has no feature."""
-        features = self.tensors[layer].index_select(0, self.sources)
-        return features.new_zeros(rows, features.shape[1]).index_copy_(0, self.rows, features)
 
 
 @dataclass(frozen=True)
@@ -96,20 +73,20 @@ class _Bucket:
 
 
 class StepRunner:
-    """Owns the slots and graphs of one stage. `head` runs on the rows of decode steps: the last stage's sampling."""
+    """Owns the slots and graphs of one stage."""
 
     def __init__(
         self,
         layers: DecoderLayers,
         pool: KVPool,
         sizes: Sizes,
-        head: Head | None,
+        ends: Ends,
         compiled: CompiledStep | None = None,
     ) -> None:
-        self._layers, self._pool, self._sizes = layers, pool, sizes
+        self._layers, self._pool, self._sizes, self._embed = layers, pool, sizes, ends.embed
         self._decode = compiled.decode if compiled else None
         self._prefill = compiled.prefill if compiled else None
-        self._head = compiled.head if compiled else head
+        self._head = compiled.head if compiled else ends.head
         self._advance = compiled.advance if compiled else advance
         self.device = str(pool.keys.device)
         self._replays: dict[_Bucket, Replay] = {}
@@ -129,39 +106,46 @@ class StepRunner:
 
     def run(
         self,
-        hidden: torch.Tensor,
+        entering: torch.Tensor,
         step: StepRows,
         features: StepFeatures | None,
         wanted: Collection[str],
         *,
         eager: bool = False,
     ) -> dict[str, torch.Tensor]:
-        """hidden [rows, width] on the device through the layers.
+        """Hidden states [rows, width] on the device, or token ids [rows] on the host, through the layers.
 
         Gives those of the `wanted` that the step has, each [rows, ...]: what the head makes of a decode step, else
         `hidden`. They are the caller's own: no later step changes them.
         """
         self._last = None
-        bucket = self._bucket(step, features)
+        bucket = self._bucket(entering, step, features)
         if bucket is None:
-            return self._eager(hidden, step, features)
+            return self._eager(self._hidden(entering), step, features)
         if bucket in self._replays and not eager:
-            self._refresh(bucket, hidden, step, features)
-            return self._replay(bucket, step.rows, wanted)
+            self._refresh(bucket, entering, step, features)
+            return {name: tensor.clone() for name, tensor in self._replay(bucket, step.rows, wanted).items()}
         padded = step.padded(bucket.rows, bucket.sequences, self._sizes.columns, bucket.max_query_length)
-        rows = torch.cat([hidden, hidden.new_zeros(bucket.rows - len(hidden), hidden.shape[1])])
-        return {name: tensor[: step.rows] for name, tensor in self._eager(rows, padded, features).items()}
+        rows = entering if bucket.is_decode else self._hidden(entering)
+        rows = torch.cat([rows, rows.new_zeros(bucket.rows - len(rows), *rows.shape[1:])])
+        return {name: tensor[: step.rows] for name, tensor in self._eager(self._hidden(rows), padded, features).items()}
 
     @property
     def can_continue(self) -> bool:
         """Whether the last step was a replayed decode step, which leaves its slots one token further."""
         return self._last is not None
 
-    def continue_decode(self, hidden: torch.Tensor, wanted: Collection[str]) -> dict[str, torch.Tensor]:
-        """The next decode step of the same sequences, as `run` would do it: only `hidden` is new."""
+    def entering(self, rows: int) -> torch.Tensor:
+        """Where the rows of the step that `continue_decode` runs are to be put: as many as the last step had."""
+        return self.slots.buffer(self._entering_slot)[:rows]
+
+    def continue_decode(self, wanted: Collection[str]) -> dict[str, torch.Tensor]:
+        """The next decode step of the same sequences, as `run` would do it, on what was put to `entering`.
+
+        Its results are views, which the next step rewrites.
+        """
         if self._last is None:
             raise StageError("there is no replayed decode step to continue")
-        self.slots.replace("hidden", hidden)
         self.continued += 1
         return self._replay(*self._last, wanted)
 
@@ -189,8 +173,9 @@ class StepRunner:
                 time.monotonic() - started,
             )
 
-    def _bucket(self, step: StepRows, features: StepFeatures | None) -> _Bucket | None:
-        if step.max_query_length == 1 and features is None:
+    def _bucket(self, entering: torch.Tensor, step: StepRows, features: StepFeatures | None) -> _Bucket | None:
+        has_images = self._embed is not None and entering.ndim > 1
+        if step.max_query_length == 1 and features is None and not has_images:
             size = bucket_for(self._sizes.decode, step.sequences)
             return None if size is None else _decode_bucket(size)
         size = bucket_for(self._sizes.prefill, step.rows)
@@ -200,6 +185,14 @@ class StepRunner:
 
     def _prefill_bucket(self, size: int) -> _Bucket:
         return _Bucket(size, self._sizes.prefill_sequences, max(size, 2))
+
+    @property
+    def _entering_slot(self) -> str:
+        """Of decode steps."""
+        return "hidden" if self._embed is None else "input_ids"
+
+    def _hidden(self, entering: torch.Tensor) -> torch.Tensor:
+        return self._embed(entering.to(self.device)) if self._embed and entering.ndim == 1 else entering
 
     def _eager(self, hidden: torch.Tensor, step: StepRows, features: StepFeatures | None) -> dict[str, torch.Tensor]:
         layout = {name: tensor.to(self.device, non_blocking=True) for name, tensor in step.tensors().items()}
@@ -239,7 +232,7 @@ class StepRunner:
 
         layout = {name: slot(name) for name in NAMES}
         output = self._forward(
-            slot("hidden"),
+            self._hidden(slot(self._entering_slot if bucket.is_decode else "hidden")),
             layout,
             bucket.max_query_length,
             None if bucket.is_decode else inject,
@@ -251,19 +244,22 @@ class StepRunner:
             self._advance(position_ids, slots, tables, contexts, self._pool.block_size)
         return output
 
-    def _refresh(self, bucket: _Bucket, hidden: torch.Tensor, step: StepRows, features: StepFeatures | None) -> None:
-        tensors = step.with_sequences(bucket.sequences).tensors()
-        values: dict[str, torch.Tensor | None] = {"hidden": hidden, **tensors}
+    def _refresh(self, bucket: _Bucket, entering: torch.Tensor, step: StepRows, features: StepFeatures | None) -> None:
+        values: dict[str, torch.Tensor | None] = dict(step.with_sequences(bucket.sequences).tensors())
+        if bucket.is_decode:
+            values[self._entering_slot] = entering
+        else:
+            values["hidden"] = self._hidden(entering)
         if features is not None:
             for layer in self._layers.plan.injected:
-                values[deepstack_name(layer)] = features.dense(layer, len(hidden))
+                values[deepstack_name(layer)] = features.dense(layer, len(entering))
         self.slots.refresh(values)
 
     def _replay(self, bucket: _Bucket, rows: int, wanted: Collection[str]) -> dict[str, torch.Tensor]:
         replay = self._replays[bucket]
         replay()
         self._last = (bucket, rows) if bucket.is_decode else None
-        return {name: tensor[:rows].clone() for name, tensor in replay.output.items() if name in wanted}
+        return {name: tensor[:rows] for name, tensor in replay.output.items() if name in wanted}
 
     def _specs(self) -> Sequence[SlotSpec]:
         """Deepstack slots only where prefill is captured, and only for the layers that this stage adds."""
@@ -272,6 +268,7 @@ class StepRunner:
         sequences = max((*self._sizes.decode, self._sizes.prefill_sequences), default=1)
         width, dtype, axes = text.hidden_size, self._pool.keys.dtype, self._layers.family.position_axes
         injected = self._layers.plan.injected if self._sizes.prefill else ()
+        takes_ids = self._embed is not None and self._sizes.decode
         return (
             SlotSpec("hidden", (rows, width), dtype, self.device),
             SlotSpec("position_ids", (rows, axes), torch.int64, "cpu"),
@@ -279,6 +276,7 @@ class StepRunner:
             SlotSpec("block_tables", (sequences, self._sizes.columns), torch.int32, "cpu", free=(0, 1), constant=True),
             SlotSpec("query_starts", (sequences + 1,), torch.int32, "cpu"),
             SlotSpec("context_lengths", (sequences,), torch.int32, "cpu"),
+            *([SlotSpec("input_ids", (max(self._sizes.decode),), torch.int64, "cpu")] if takes_ids else []),
             *(SlotSpec(deepstack_name(layer), (rows, width), dtype, self.device) for layer in injected),
         )
 

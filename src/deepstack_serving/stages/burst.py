@@ -4,85 +4,120 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 
+from deepstack_serving.exchange import BurstLinks
 from deepstack_serving.injection import StagePlan
 from deepstack_serving.stages.burst_call import ONE_STEP
 from deepstack_serving.stages.call import LanguageCall
 
 RunOne = Callable[[LanguageCall], Mapping[str, torch.Tensor]]
+Entering = Callable[[LanguageCall], torch.Tensor]  # where a step's rows are to be received
+TOKENS = ("next_ids", "logprobs")
 
 
-class Incoming(Protocol):
-    """Where a stage gets its rows from: the stage before it, or the last one."""
+class Tokens:
+    """The last stage's tokens of each step: to the first stage, and to the orchestrator."""
 
-    def receive(self, target: torch.Tensor) -> torch.Tensor:
-        """The next message, of the target's shape, type and device."""
+    def __init__(self, links: BurstLinks) -> None:
+        self._links = links
+        self._likes: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def put(self, ids: torch.Tensor, logprobs: torch.Tensor) -> None:
+        """Of one step; they may be views of what the next step rewrites."""
+        self._likes = ids, logprobs
+        self._links.outgoing.send(ids)
+        self._links.logprobs.send(logprobs)
+
+    def close(self) -> dict[str, torch.Tensor]:
+        """Those of all steps, one step after the other, on the host."""
+        if self._likes is None:
+            return {}
+        links = (self._links.outgoing, self._links.logprobs)
+        return {name: torch.cat(link.sent(like)) for name, link, like in zip(TOKENS, links, self._likes, strict=True)}
 
 
-class Outgoing(Protocol):
-    """Where a stage's rows go."""
+class LateTokens(Tokens):
+    """Those of a stage that holds all layers: a step's tokens are published while the next step runs."""
 
-    def send(self, tensor: torch.Tensor) -> None: ...
+    def __init__(self, links: BurstLinks, device: str) -> None:
+        super().__init__(links)
+        self._arrived = torch.cuda.Event() if device != "cpu" else None  # type: ignore[no-untyped-call]
 
+    def put(self, ids: torch.Tensor, logprobs: torch.Tensor) -> None:
+        self._publish()
+        self._likes = ids, logprobs
+        self._links.outgoing.post(ids)
+        self._links.logprobs.post(logprobs)
+        if self._arrived:
+            self._arrived.record()
 
-class Loop:
-    """Both ends for a stage that holds all layers: its tokens come back to it."""
+    def close(self) -> dict[str, torch.Tensor]:
+        self._publish()
+        return super().close()
 
-    def __init__(self) -> None:
-        self._tensor: torch.Tensor | None = None
-
-    def send(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
-
-    def receive(self, target: torch.Tensor) -> torch.Tensor:
-        return target if self._tensor is None else self._tensor
+    def _publish(self) -> None:
+        if self._likes is None:
+            return
+        if self._arrived:
+            self._arrived.synchronize()
+        for link, like in zip((self._links.outgoing, self._links.logprobs), self._likes, strict=True):
+            link.publish(like)
 
 
 def run_burst(
-    call: LanguageCall, plan: StagePlan, device: str, incoming: Incoming, outgoing: Outgoing, run_one: RunOne
+    call: LanguageCall, plan: StagePlan, device: str, links: BurstLinks, entering: Entering, run_one: RunOne
 ) -> dict[str, torch.Tensor]:
-    """Run all steps of a checked call. The last stage's outputs of the steps are joined, step after step.
+    """Run the steps of a checked call, until the orchestrator wants no more. The last stage's outputs of the steps are
+    joined, step after step.
 
     Raises StageError when another stage fails meanwhile.
     """
-    steps = call.burst.steps
+    is_alone = plan.is_first and plan.is_last
+    tokens = LateTokens(links, device) if is_alone else Tokens(links)
     answers: list[Mapping[str, torch.Tensor]] = []
-    for step in range(steps):
-        entering = _entering(call, plan, step, device, incoming)
-        results = run_one(_call_of(call, step, entering))
-        if not plan.is_last:
-            outgoing.send(results["hidden_states"])
-            continue
-        answers.append(results)
-        if step + 1 < steps:  # a token whose logits were not finite goes on as any other; nobody is told of it
-            outgoing.send(results["next_ids"].clamp_min(0))
+    results: Mapping[str, torch.Tensor] = {}
+    for step in range(call.burst.steps):
+        one = _call_of(call, step)
+        if step or not plan.is_first:
+            target = entering(one)
+            one = replace(one, tensors={**one.tensors, "input_ids" if plan.is_first else "hidden_states": target})
+            if is_alone:
+                target.copy_(results["next_ids"])
+            elif not links.incoming.receive(target):
+                break
+            if plan.is_first and links.is_ending:
+                break
+        results = run_one(one)
+        if plan.is_last:
+            tokens.put(results["next_ids"], results["logprobs"])
+            answers.append({name: tensor for name, tensor in results.items() if name not in TOKENS})
+        else:
+            links.outgoing.send(results["hidden_states"])
+    else:
+        return _answer(tokens, answers, results)
     if not plan.is_last:
-        return {"hidden_states": results["hidden_states"][:0].clone()}
-    return {name: torch.cat([answer[name] for answer in answers]) for name in answers[0]}
+        links.outgoing.send_end()
+    return _answer(tokens, answers, results)
 
 
-def _entering(
-    call: LanguageCall, plan: StagePlan, step: int, device: str, incoming: Incoming
-) -> Mapping[str, torch.Tensor]:
-    """What the first layer of this stage takes in this step, by its tensor's name."""
-    if plan.is_first:
-        ids = call.tensors["input_ids"]
-        return {"input_ids": incoming.receive(torch.empty_like(ids)) if step else ids}
-    none = call.tensors["hidden_states"]
-    rows = torch.empty(len(call.query_lengths), none.shape[1], dtype=none.dtype, device=device)
-    return {"hidden_states": incoming.receive(rows)}
+def _answer(
+    tokens: Tokens, answers: list[Mapping[str, torch.Tensor]], last: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    if not answers:
+        return {"hidden_states": last["hidden_states"][:0].clone()}
+    return {**tokens.close(), **{name: torch.cat([answer[name] for answer in answers]) for name in answers[0]}}
 
 
-def _call_of(call: LanguageCall, step: int, entering: Mapping[str, torch.Tensor]) -> LanguageCall:
+def _call_of(call: LanguageCall, step: int) -> LanguageCall:
     """The call of one step: each sequence one token further, each seed one draw further."""
-    tensors = {**call.tensors, **entering}
-    if step:
-        tensors["position_ids"] = tensors["position_ids"] + step
-        tensors["context_lengths"] = tensors["context_lengths"] + step
-    if step and "seed" in tensors:
+    if not step:
+        return replace(call, burst=ONE_STEP)
+    tensors = dict(call.tensors)
+    tensors["position_ids"] = tensors["position_ids"] + step
+    tensors["context_lengths"] = tensors["context_lengths"] + step
+    if "seed" in tensors:
         tensors["seed"] = tensors["seed"] + torch.tensor([0, step])
     contexts = [context + step for context in call.context_lengths]
-    return replace(call, tensors=tensors, context_lengths=contexts, burst=ONE_STEP, continues=step > 0)
+    return replace(call, tensors=tensors, context_lengths=contexts, burst=ONE_STEP, continues=True)

@@ -8,37 +8,33 @@ from dataclasses import dataclass
 import torch
 
 from deepstack_serving.errors import WireError
+from deepstack_serving.exchange import MAX_DECODE_STEPS
 from deepstack_serving.injection import StagePlan
 from deepstack_serving.wire import DECODE_STEPS, EXCHANGE, FORCED_IDS, IMAGE_ROWS, SAMPLE_ROWS
-
-MAX_DECODE_STEPS = 64
 
 
 @dataclass(frozen=True)
 class Burst:
-    """Decode steps of one call, and the ticket of the exchange where there are other stages to exchange with."""
+    """Decode steps of one call, and of several the ticket of their exchange."""
 
     steps: int
-    ticket: str | None = None
+    ticket: str = ""
 
 
 ONE_STEP = Burst(1)
 
 
-def burst_of(tensors: Mapping[str, torch.Tensor], plan: StagePlan) -> Burst:
+def burst_of(tensors: Mapping[str, torch.Tensor]) -> Burst:
     """Raises WireError for a number that is not allowed, and for an exchange that is missing or has no use."""
     steps = int(tensors[DECODE_STEPS.name]) if DECODE_STEPS.name in tensors else 1
     if not 1 <= steps <= MAX_DECODE_STEPS:
         raise WireError(f"tensor {DECODE_STEPS.name!r} is {steps}; allowed: 1 to {MAX_DECODE_STEPS}")
-    needs_exchange = steps > 1 and plan.count > 1
-    if needs_exchange != (EXCHANGE.name in tensors):
+    if (steps > 1) != (EXCHANGE.name in tensors):
         raise WireError(
-            f"tensor {EXCHANGE.name!r} {'is missing' if needs_exchange else 'came without use'}: the call has {steps} "
-            f"decode steps, the model {plan.count} language stages"
+            f"tensor {EXCHANGE.name!r} {'is missing' if steps > 1 else 'came without use'}: the call has {steps} "
+            "decode steps"
         )
-    if steps == 1:
-        return ONE_STEP
-    return Burst(steps, bytes(tensors[EXCHANGE.name].tolist()).decode(errors="replace") if needs_exchange else None)
+    return ONE_STEP if steps == 1 else Burst(steps, bytes(tensors[EXCHANGE.name].tolist()).decode(errors="replace"))
 
 
 def check_burst(

@@ -60,7 +60,7 @@ def parse_call(
     queries, contexts = tensors["query_lengths"].tolist(), tensors["context_lengths"].tolist()
     rows = tensors["position_ids"].shape[1]
     _check_lengths(queries, contexts, rows)
-    burst = burst_of(tensors, plan)
+    burst = burst_of(tensors)
     entering = "input_ids" if plan.is_first else "hidden_states"
     if burst.steps == 1 and len(tensors[entering]) != rows:
         raise WireError(f"tensor {entering!r} has {len(tensors[entering])} rows, 'position_ids' has {rows}")

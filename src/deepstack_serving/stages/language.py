@@ -15,14 +15,15 @@ from deepstack_serving.attention import ATTENTION
 from deepstack_serving.checkpoint import Checkpoint
 from deepstack_serving.errors import SettingsError, WireError
 from deepstack_serving.exchange import ExchangeDoor
+from deepstack_serving.execution.features import StepFeatures
 from deepstack_serving.execution.layers import DecoderLayers
 from deepstack_serving.execution.recorder import CudaRecorder, Recorder
-from deepstack_serving.execution.runner import StepFeatures
+from deepstack_serving.execution.runner import Ends
 from deepstack_serving.injection import StagePlan
 from deepstack_serving.kv_pool import KVPool, blocks_for_memory, kv_shape
 from deepstack_serving.sampling import SamplingTensors, choose, top_logprobs
 from deepstack_serving.settings import Settings
-from deepstack_serving.stages.burst import Loop, run_burst
+from deepstack_serving.stages.burst import run_burst
 from deepstack_serving.stages.call import LanguageCall, Tensors, check_placeholders, check_token_ids, parse_call
 from deepstack_serving.stages.cpu_threads import limit_cpu_threads
 from deepstack_serving.stages.device import stage_device
@@ -71,8 +72,8 @@ class LanguageStage:
         self._door = ExchangeDoor(self.plan.index, self.plan.count, row_bytes(self.contract), on_gpu=on_gpu)
         self._layers = DecoderLayers(self._family, self._model, self.plan)
         sizes = step_sizes(settings, self._pool, checkpoint.max_position_embeddings)
-        head = self._head if self.plan.is_last else None
-        self.runner = make_runner(settings, self._layers, self._pool, sizes, head)
+        ends = Ends(self._embed if self.plan.is_first else None, self._head if self.plan.is_last else None)
+        self.runner = make_runner(settings, self._layers, self._pool, sizes, ends)
         self.info = StageInfo(
             names[index],
             checkpoint.fingerprint,
@@ -125,13 +126,29 @@ class LanguageStage:
         return self._run_one(call, outputs)
 
     def _run_burst(self, call: LanguageCall, outputs: Collection[str]) -> dict[str, torch.Tensor]:
-        loop, ticket = Loop(), call.burst.ticket
-        incoming, outgoing = (loop, loop) if ticket is None else self._door.join(ticket, len(call.query_lengths))
-        return run_burst(call, self.plan, self.device, incoming, outgoing, lambda step: self._run_one(step, outputs))
+        links = self._door.join(call.burst.ticket, len(call.query_lengths))
+        return run_burst(call, self.plan, self.device, links, self._entering, lambda one: self._run_one(one, outputs))
+
+    def _entering(self, call: LanguageCall) -> torch.Tensor:
+        """Where the rows of a burst's next step go."""
+        rows = len(call.query_lengths)
+        if self._continues(call):
+            return self.runner.entering(rows)
+        if self.plan.is_first:
+            return torch.empty(rows, dtype=torch.int64)
+        none = call.tensors["hidden_states"]
+        return torch.empty(rows, none.shape[1], dtype=none.dtype, device=self.device)
+
+    def _continues(self, call: LanguageCall) -> bool:
+        """Whether this step is the last one's replay once more."""
+        return call.continues and self.runner.can_continue and not call.eager
 
     def _run_one(self, call: LanguageCall, outputs: Collection[str]) -> dict[str, torch.Tensor]:
-        features = {name: tensor.to(self.device) for name, tensor in call.features.items()}
-        results = self._run_layers(self._enter(call, features), call, features, outputs)
+        if self._continues(call):
+            results, features = self.runner.continue_decode(_wanted(call, outputs)), {}
+        else:
+            features = {name: tensor.to(self.device) for name, tensor in call.features.items()}
+            results = self._run_layers(self._enter(call, features), call, features, outputs)
         if self.plan.is_last:
             return self._sample(results, call, outputs)
         # Copies: what the server sends must not alias what the caller or a later call may rewrite.
@@ -141,27 +158,33 @@ class LanguageStage:
         return {"hidden_states": results["hidden"], **forwarded}
 
     def _enter(self, call: LanguageCall, features: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The rows that layer `first_layer` takes, [rows, width]."""
+        """The rows that layer `first_layer` takes, [rows, width], or the token ids [rows] that they are to be."""
         if not self.plan.is_first:
             return call.tensors["hidden_states"].to(self.device)
-        hidden = self._family.embed(self._model, call.tensors["input_ids"].to(self.device))
-        if call.has_images:
-            rows, sources = self._image_rows(call)
-            hidden = self._family.replace_image_rows(hidden, rows, features.get("image_embeds"), sources)
-        return hidden
+        ids = call.tensors["input_ids"]
+        if not call.has_images:
+            return ids
+        rows, sources = self._image_rows(call)
+        return self._family.replace_image_rows(
+            self._embed(ids.to(self.device)), rows, features.get("image_embeds"), sources
+        )
+
+    def _embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """An id that is none (tokens of another stage are not checked) must not end a process on a GPU."""
+        return self._family.embed(self._model, ids.clamp(0, self._vocabulary - 1))
 
     def _run_layers(
-        self, hidden: torch.Tensor, call: LanguageCall, features: dict[str, torch.Tensor], outputs: Collection[str]
+        self, entering: torch.Tensor, call: LanguageCall, features: dict[str, torch.Tensor], outputs: Collection[str]
     ) -> dict[str, torch.Tensor]:
-        """`hidden` behind the layers; for a decode step of the last stage on a GPU, what the head made of it."""
-        if len(hidden) == 0 or self.plan.first_layer == self.plan.end_layer:
-            return {"hidden": hidden.clone()}
-        if call.continues and self.runner.can_continue and not call.eager:
-            return self.runner.continue_decode(hidden, _wanted(call, outputs))
+        """Rows or token ids through the layers; for a decode step of the last stage on a GPU, what the head made."""
         injected = self._step_features(call, features)
-        if call.block_tables is not None and self.runs_paged:
+        has_layers = self.plan.first_layer < self.plan.end_layer
+        if call.block_tables is not None and self.runs_paged and has_layers and len(entering):
             rows = step_rows(call, call.block_tables, self._pool.block_size)
-            return self.runner.run(hidden, rows, injected, _wanted(call, outputs), eager=call.eager)
+            return self.runner.run(entering, rows, injected, _wanted(call, outputs), eager=call.eager)
+        hidden = self._embed(entering.to(self.device)) if entering.ndim == 1 else entering
+        if len(hidden) == 0 or not has_layers:
+            return {"hidden": hidden.clone()}
         step = packed_step(call, self._pool, self.device)
         inject = None if injected is None else injected.add
         positions = call.tensors["position_ids"].to(self.device)

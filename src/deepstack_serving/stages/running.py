@@ -7,11 +7,12 @@ import time
 from contextlib import AbstractContextManager, nullcontext
 
 from deepstack_serving.errors import SettingsError
+from deepstack_serving.execution.advance import advance
 from deepstack_serving.execution.buckets import needed_sizes
 from deepstack_serving.execution.exclusive import exclusive
 from deepstack_serving.execution.layers import DecoderLayers, LayerFunctions
 from deepstack_serving.execution.recorder import Recorder
-from deepstack_serving.execution.runner import CompiledStep, Head, Sizes, StepRunner, advance
+from deepstack_serving.execution.runner import CompiledStep, Ends, Head, Sizes, StepRunner
 from deepstack_serving.kv_pool import KVPool
 from deepstack_serving.settings import Settings
 
@@ -35,11 +36,11 @@ def check_execution(settings: Settings, device: str) -> None:
         raise SettingsError("setting 'execution' is 'graph', but this stage is on a CPU: set it to auto or eager")
 
 
-def make_runner(settings: Settings, layers: DecoderLayers, pool: KVPool, sizes: Sizes, head: Head | None) -> StepRunner:
+def make_runner(settings: Settings, layers: DecoderLayers, pool: KVPool, sizes: Sizes, ends: Ends) -> StepRunner:
     """The runner of a stage on a GPU, its layers compiled as the settings say."""
     on_cpu = pool.keys.device.type == "cpu"
-    compiled = None if on_cpu or settings.compile == "off" else _compile(settings, layers, head)
-    return StepRunner(layers, pool, sizes, head, compiled)
+    compiled = None if on_cpu or settings.compile == "off" else _compile(settings, layers, ends.head)
+    return StepRunner(layers, pool, sizes, ends, compiled)
 
 
 def compiling_alone(settings: Settings, device: str, *, compiles: bool) -> AbstractContextManager[None]:
