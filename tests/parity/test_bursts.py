@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,15 @@ def run(
         replies = ask_all(server, **sampling)
         calls = sum("decode_steps" in inputs for _, inputs in server.port.calls)
     return [answer(reply) for reply in replies], told(replies), calls
+
+
+def summary(replies: list[CollectingReply]) -> list[tuple[str, str | None, int, float]]:
+    """Text, finish reason, number of tokens and log-probability of answers without alternatives."""
+    return [
+        (reply.wait().text, last.finish_reason, last.output_tokens, last.cumulative_logprob)
+        for reply in replies
+        for last in reply.wait().outputs[-1:]
+    ]
 
 
 def told(replies: list[CollectingReply]) -> Told:
@@ -126,3 +137,76 @@ def test_burst_in_which_a_stage_fails_is_made_up_for(
     assert [answer(reply).ids for reply in replies] == [item.ids for item in expected]
     assert not failures
     assert "once" in [str(error) for error in server.port.refusals]
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_tokens_that_are_taken_from_running_bursts_are_the_same(checkpoint: Path, stages: int) -> None:
+    answers = []
+    for steps in (1, STEPS):
+        with server_of(checkpoint, stages, steps) as server:
+            answers.append(summary(ask_all(server, logprobs=0)))
+    assert answers[1] == answers[0]
+    assert all(item[3] < 0 for item in answers[0])
+
+
+class Gate:
+    """Holds a stage before its decode step of this number until it is opened."""
+
+    def __init__(self, server: LocalServer, monkeypatch: pytest.MonkeyPatch, place: int, step: int) -> None:
+        self.reached, self.opened, self._left = threading.Event(), threading.Event(), step
+        self.steps = 0
+        stage = list(server.port.language.values())[place]
+        self._run_one = stage._run_one
+        monkeypatch.setattr(stage, "_run_one", self._hold)
+
+    def _hold(self, call: LanguageCall, outputs: list[str]) -> dict[str, torch.Tensor]:
+        if call.query_lengths == [1]:
+            self.steps += 1
+            if self.steps == self._left:
+                self.reached.set()
+                assert self.opened.wait(60)
+        return self._run_one(call, outputs)
+
+
+@one_family
+@pytest.mark.parametrize(("stages", "seen"), [(1, 4), (2, 5)])
+def test_clients_get_tokens_while_their_burst_runs(
+    checkpoint: Path, stages: int, seen: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with server_of(checkpoint, stages, 64) as server:
+        gate = Gate(server, monkeypatch, stages - 1, 5)
+        reply = submit(server, ASKS[0], max_tokens=40, logprobs=0)
+        server.start()
+        assert gate.reached.wait(60)
+        stats = server.orchestrator.engine.stats
+        wait_for(lambda: stats.generated_tokens == seen)  # one from the prompt; one stage alone is a step behind
+        assert reply.finals == 0
+        gate.opened.set()
+        assert reply.wait().outputs[-1].output_tokens == 40
+
+
+@one_family
+@pytest.mark.parametrize("stages", [1, 2])
+def test_request_that_comes_ends_the_burst(checkpoint: Path, stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with server_of(checkpoint, stages, 64) as server:
+        alone = [summary([submit(server, ask, max_tokens=40, logprobs=0)]) for ask in ASKS[:2] if not server.start()]
+        gate = Gate(server, monkeypatch, 0, 5)
+        first = submit(server, ASKS[0], max_tokens=40, logprobs=0)
+        assert gate.reached.wait(60)
+        second = submit(server, ASKS[1], max_tokens=40, logprobs=0)
+        exchange = server.orchestrator.engine._pipeline.bursts._exchange
+        assert exchange is not None
+        wait_for(lambda: exchange.is_ending(exchange.burst))
+        gate.opened.set()
+        first.wait()
+        assert gate.steps < 10  # the rest ran beside the second, in steps of two rows
+        replies = [item[:3] for item in summary([first, second])]
+    assert replies == [item[:3] for (item,) in alone]
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Give the other threads the time to come there."""
+    deadline_s = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
