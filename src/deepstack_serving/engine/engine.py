@@ -9,6 +9,7 @@ import time
 from collections.abc import Collection
 
 from deepstack_serving.engine.connection import Connection
+from deepstack_serving.engine.encode_queue import EncodeQueue
 from deepstack_serving.engine.encoder import Encoder
 from deepstack_serving.engine.events import Begin, Failure
 from deepstack_serving.engine.inbox import Encoded, EndedEarly, Inbox, Submitted
@@ -44,6 +45,7 @@ class Engine:
         self.outputs = outputs
         self.scheduler: Scheduler = connection.make_scheduler(settings)
         self._settings, self._connection, self._pipeline, self._encoder = settings, connection, pipeline, encoder
+        self._encodings = EncodeQueue(encoder, settings.prefill_token_budget)
         self.inbox = inbox
         self._stepping = Stepping(settings, connection, pipeline, self.scheduler, outputs, inbox, eos_token_ids)
         self._backlog: list[Running] = []
@@ -141,9 +143,10 @@ class Engine:
         self._backlog.clear()
         for sequence in admitted:
             if sequence.files:
-                self._encoder.submit(sequence, self.inbox.put_encoded)
+                self._encodings.add(sequence)
             else:
                 sequence.positions = Positions(text_positions(sequence.prompt, self._pipeline.position_axes), 0)
+        self._encodings.begin(self.scheduler.running, self.inbox.put_encoded)
 
     def _expire(self) -> None:
         now_s = time.monotonic()

@@ -1,0 +1,48 @@
+"""Admitted requests whose images or videos are still to be encoded: only so many at once.
+
+What is encoded takes memory, on a GPU in the stages' own pool, until its prompt is computed; the encoder must be ahead
+of the language stages, but not by much.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from deepstack_serving.engine.encoder import Done, Encoder
+from deepstack_serving.engine.sequence import Sequence, Status
+
+PROMPT_STEPS_AHEAD = 2  # one that is computed, and one that is encoded meanwhile
+
+
+class EncodeQueue:
+    """`step_rows` feature rows fit into one step of the language stages. For the engine thread only."""
+
+    def __init__(self, encoder: Encoder, step_rows: int) -> None:
+        self._encoder, self._most_rows = encoder, PROMPT_STEPS_AHEAD * step_rows
+        self._waiting: deque[Sequence] = deque()
+        self._begun: set[Sequence] = set()
+
+    def add(self, sequence: Sequence) -> None:
+        """Behind those that wait already."""
+        self._waiting.append(sequence)
+
+    def begin(self, running: Iterable[Sequence], done: Done) -> None:
+        """Give the encoder what may be encoded now. `running` are all admitted requests."""
+        if not self._waiting:
+            return
+        self._begun &= {sequence for sequence in running if _holds_rows(sequence)}
+        rows = sum(len(sequence.prompt.image_rows) for sequence in self._begun)
+        while self._waiting:
+            sequence = self._waiting[0]
+            rows += len(sequence.prompt.image_rows)
+            if self._begun and rows > self._most_rows:
+                return
+            self._waiting.popleft()
+            if sequence.status is Status.ENCODING:  # else it ended meanwhile
+                self._begun.add(sequence)
+                self._encoder.submit(sequence, done)
+
+
+def _holds_rows(sequence: Sequence) -> bool:
+    return sequence.status is Status.ENCODING or sequence.features is not None

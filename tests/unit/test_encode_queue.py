@@ -1,0 +1,93 @@
+"""How far the encoder may be ahead of the language stages: what it gives takes memory until its prompt is computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deepstack_serving.engine.encode_queue import EncodeQueue
+from deepstack_serving.engine.encoder import Done
+from deepstack_serving.engine.sequence import EncodedBatch, Features, Sequence, Status
+from deepstack_serving.families.base import Positions
+from deepstack_serving.prompt.placeholders import Prompt
+from tests.support.sequences import sequence
+
+STEP_ROWS = 100
+
+
+class Taking:
+    """Takes what is submitted, and encodes nothing."""
+
+    def __init__(self) -> None:
+        self.taken: list[Sequence] = []
+
+    def submit(self, item: Sequence, _done: Done) -> None:
+        self.taken.append(item)
+
+
+def done(_sequence: Sequence, _result: Any) -> None:
+    pass
+
+
+def with_image(rows: int) -> Sequence:
+    made = sequence(rows + 2, 5, files=(b"image",))
+    made.prompt = Prompt(made.prompt.input_ids, np.arange(rows), np.arange(rows), (rows,))
+    made.status = Status.ENCODING
+    return made
+
+
+def encode(item: Sequence) -> None:
+    positions = Positions(np.zeros((3, item.prompt.length), dtype=np.int64), 0)
+    item.features, item.status = Features(EncodedBatch({}, 1), 0, positions), Status.RUNNING
+
+
+@pytest.fixture
+def encoder() -> Taking:
+    return Taking()
+
+
+@pytest.fixture
+def queue(encoder: Taking) -> EncodeQueue:
+    return EncodeQueue(encoder, STEP_ROWS)  # type: ignore[arg-type]
+
+
+def begun(queue: EncodeQueue, encoder: Taking, running: list[Sequence]) -> int:
+    queue.begin(running, done)
+    assert encoder.taken == running[: len(encoder.taken)]  # first come, first encoded
+    return len(encoder.taken)
+
+
+def test_two_steps_of_rows_are_encoded_at_once(queue: EncodeQueue, encoder: Taking) -> None:
+    running = [with_image(50) for _ in range(7)]
+    for item in running:
+        queue.add(item)
+    assert begun(queue, encoder, running) == 4
+    encode(running[0])
+    assert begun(queue, encoder, running) == 4  # encoded rows count until they are used
+    running[0].features = None
+    assert begun(queue, encoder, running) == 5
+    running[1].status = Status.FINISHED
+    assert begun(queue, encoder, running) == 6
+
+
+def test_more_rows_than_that_go_alone(queue: EncodeQueue, encoder: Taking) -> None:
+    running = [with_image(rows) for rows in (10, 500, 10)]
+    for item in running:
+        queue.add(item)
+    assert begun(queue, encoder, running) == 1
+    running[0].status = Status.FINISHED
+    assert begun(queue, encoder, running) == 2
+    encode(running[1])
+    running[1].features = None
+    assert begun(queue, encoder, running) == 3
+
+
+def test_request_that_ended_meanwhile_is_not_encoded(queue: EncodeQueue, encoder: Taking) -> None:
+    first, second = with_image(50), with_image(50)
+    first.status = Status.FINISHED
+    for item in (first, second):
+        queue.add(item)
+    queue.begin([second], done)
+    assert encoder.taken == [second]
