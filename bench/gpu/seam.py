@@ -12,6 +12,8 @@ import json
 import multiprocessing
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -91,12 +93,24 @@ def stage_process(index: int, settings: dict[str, str], stages: int, context: in
             pipe.send(watch.rows)
             watch.rows = []
             continue
-        batch, ticket = message
+        batch, ticket, trace = message
         call = calls.setdefault(batch, _burst_call(stage, batch, context))
         exchange = torch.tensor(list(ticket.encode()), dtype=torch.uint8)
-        for tensor in stage.run({**call, "exchange": exchange}, wanted).values():
-            tensor.cpu()
+        with _traced(trace and f"{trace}/{stages}-stages-{batch}-at-once-stage-{index}.json.gz"):
+            for tensor in stage.run({**call, "exchange": exchange}, wanted).values():
+                tensor.cpu()
         pipe.send("done")
+
+
+@contextmanager
+def _traced(file: str) -> Iterator[None]:
+    """With a file, what CPU and GPU do meanwhile goes there, for a trace viewer."""
+    if not file:
+        yield
+        return
+    with torch.profiler.profile() as record:
+        yield
+    record.export_chrome_trace(file)
 
 
 def _burst_call(stage: LanguageStage, batch: int, context: int) -> dict[str, torch.Tensor]:
@@ -126,20 +140,24 @@ class Stages:
         for pipe in self._pipes:
             pipe.recv()
 
-    def measure(self, batch: int) -> dict[str, Any]:
+    def _burst(self, batch: int, trace: str = "") -> float:
+        """Milliseconds of a step."""
+        started_s = time.perf_counter()
+        ticket = self._exchange.begin()
+        for pipe in self._pipes:
+            pipe.send((batch, ticket, trace))
+        for pipe in self._pipes:
+            pipe.recv()
+        return (time.perf_counter() - started_s) / STEPS * 1e3
+
+    def measure(self, batch: int, trace: Path | None) -> dict[str, Any]:
         """Milliseconds of a step as a whole, and of its parts in every stage."""
-        times = []
-        for _ in range(WARM_UP + BURSTS):
-            started_s = time.perf_counter()
-            ticket = self._exchange.begin()
-            for pipe in self._pipes:
-                pipe.send((batch, ticket))
-            for pipe in self._pipes:
-                pipe.recv()
-            times.append((time.perf_counter() - started_s) / STEPS * 1e3)
+        times = [self._burst(batch) for _ in range(WARM_UP + BURSTS)]
         for pipe in self._pipes:
             pipe.send(None)
         parts = [_medians(pipe.recv()) for pipe in self._pipes]
+        if trace:
+            self._burst(batch, str(trace))
         step_ms = round(statistics.median(times[WARM_UP:]), 3)
         return {"stages": len(self._pipes), "batch": batch, "step_ms": step_ms, "parts": parts}
 
@@ -164,6 +182,7 @@ def main() -> None:
     parser.add_argument("--stages", default="1,2")
     parser.add_argument("--batches", default="1,64")
     parser.add_argument("--context", type=int, default=1100)
+    parser.add_argument("--trace", type=Path, metavar="FOLDER", help="write a trace of one burst of every kind there")
     parser.add_argument("--setting", action="append", default=[], metavar="KEY=VALUE")
     arguments = parser.parse_args()
     ensure_checkpoint(shape(arguments.shape), arguments.folder, None, "cuda")
@@ -173,7 +192,7 @@ def main() -> None:
     for count in map(int, arguments.stages.split(",")):
         stages = Stages(settings, count, max(batches), arguments.context)
         for batch in batches:
-            print(json.dumps(stages.measure(batch) | {"context": arguments.context}), flush=True)
+            print(json.dumps(stages.measure(batch, arguments.trace) | {"context": arguments.context}), flush=True)
         stages.close()
 
 

@@ -77,6 +77,8 @@ def measure(mode: str, arguments: argparse.Namespace) -> dict[str, Any]:
         call = _prefill_call(stage, rows)
         result[f"prefill_{rows}"] = times(stage, call)
         result[f"prefill_{rows}_eager"] = times(stage, {**call, "eager": torch.tensor([True])})
+        if arguments.kernels:
+            result[f"prefill_{rows}"]["kernels"] = kernels(stage, call)
     return result
 
 
