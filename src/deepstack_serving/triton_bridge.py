@@ -18,6 +18,7 @@ from torch.utils.dlpack import from_dlpack
 
 from deepstack_serving.engine.ports import Array, Handle, Output
 from deepstack_serving.errors import DeepstackError, ErrorCode, StageError, from_wire
+from deepstack_serving.gpu_memory import trim_stacks
 from deepstack_serving.media import MediaFiles
 from deepstack_serving.stages.call import DTYPES
 from deepstack_serving.stages.device import DeviceGuard
@@ -180,8 +181,12 @@ class TritonStagePort:
     """Calls to the stages by BLS, from any thread.
 
     Outputs stay where the stage has left them, which is what Triton does unless a call names a preferred memory: large
-    features on their GPU, so that they can be passed on, all others on the host, so that they can be read.
+    features on their GPU, so that they can be passed on, all others on the host, so that they can be read. The first of
+    the former gives this process a CUDA context, which needs little: it runs no kernels.
     """
+
+    def __init__(self) -> None:
+        self._has_context = False
 
     def call(self, model: str, inputs: Mapping[str, Array | Handle], outputs: Sequence[str]) -> dict[str, Handle]:
         tensors = [
@@ -212,7 +217,11 @@ class TritonStagePort:
         return _output_tensor(name, torch.zeros(like.shape, dtype=like.dtype))  # a host tensor, wherever `handle` is
 
     def is_on_host(self, handle: Handle) -> bool:
-        return bool(handle.is_cpu())
+        on_host = bool(handle.is_cpu())
+        if not on_host and not self._has_context:
+            self._has_context = True
+            trim_stacks()
+        return on_host
 
     def join(self, name: str, handles: Sequence[Handle]) -> Handle:
         if len(handles) == 1:

@@ -84,3 +84,15 @@ print(refused(SettingsError, lambda: load_vision_stage(opened, "cuda:0")))
     printed = run(program, str(checkpoint))
     assert "of weights do not fit on cuda:0, which had" in printed
     assert "'device' or 'devices'" in printed
+
+
+def test_contexts_keep_little_for_stacks() -> None:
+    program = """
+import ctypes
+from deepstack_serving.gpu_memory import STACK_BYTES, trim_stacks
+size = ctypes.c_size_t()
+torch.zeros(8, device="cuda").sort()
+ctypes.CDLL("libcuda.so.1").cuCtxGetLimit(ctypes.byref(size), 0)
+assert size.value == STACK_BYTES, size.value
+"""
+    run(program)

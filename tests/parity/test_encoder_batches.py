@@ -49,14 +49,14 @@ class GatheringEncoder(Encoder):
     """As a GPU's, once so many requests wait; in the caller's thread."""
 
     together = len(ASKS)
-    rows = 1000
+    tokens = 1000
 
     @property
-    def batch_rows(self) -> int:
-        return self.rows
+    def batch_tokens(self) -> int:
+        return self.tokens
 
-    @batch_rows.setter
-    def batch_rows(self, _: int) -> None:
+    @batch_tokens.setter
+    def batch_tokens(self, _: int) -> None:
         pass
 
     def submit(self, sequence: Sequence, done: Done) -> None:
@@ -104,7 +104,7 @@ def test_zeroed_features_differ(checkpoint: Path, alone: list[Answer], monkeypat
 def test_calls_are_no_larger_than_a_step(
     checkpoint: Path, alone: list[Answer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(GatheringEncoder, "rows", 12)
+    monkeypatch.setattr(GatheringEncoder, "tokens", 12)
     with gathering(monkeypatch, checkpoint) as server:
         together = ask_together(server, ASKS)
         assert sum(images(server)) == 5

@@ -11,10 +11,9 @@ from deepstack_serving.engine.encode_queue import EncodeQueue
 from deepstack_serving.engine.encoder import Done
 from deepstack_serving.engine.sequence import EncodedBatch, Features, Sequence, Status
 from deepstack_serving.families.base import Positions
-from deepstack_serving.prompt.placeholders import Prompt
 from tests.support.sequences import sequence
 
-STEP_ROWS = 100
+STEP_TOKENS = 100
 
 
 class Taking:
@@ -31,9 +30,8 @@ def done(_sequence: Sequence, _result: Any) -> None:
     pass
 
 
-def with_image(rows: int) -> Sequence:
-    made = sequence(rows + 2, 5, files=(b"image",))
-    made.prompt = Prompt(made.prompt.input_ids, np.arange(rows), np.arange(rows), (rows,))
+def with_image(tokens: int) -> Sequence:
+    made = sequence(tokens, 5, files=(b"image",))
     made.status = Status.ENCODING
     return made
 
@@ -50,7 +48,7 @@ def encoder() -> Taking:
 
 @pytest.fixture
 def queue(encoder: Taking) -> EncodeQueue:
-    return EncodeQueue(encoder, STEP_ROWS)  # type: ignore[arg-type]
+    return EncodeQueue(encoder, STEP_TOKENS)  # type: ignore[arg-type]
 
 
 def begun(queue: EncodeQueue, encoder: Taking, running: list[Sequence]) -> int:
@@ -59,21 +57,21 @@ def begun(queue: EncodeQueue, encoder: Taking, running: list[Sequence]) -> int:
     return len(encoder.taken)
 
 
-def test_two_steps_of_rows_are_encoded_at_once(queue: EncodeQueue, encoder: Taking) -> None:
+def test_prompts_of_two_steps_are_encoded_at_once(queue: EncodeQueue, encoder: Taking) -> None:
     running = [with_image(50) for _ in range(7)]
     for item in running:
         queue.add(item)
     assert begun(queue, encoder, running) == 4
     encode(running[0])
-    assert begun(queue, encoder, running) == 4  # encoded rows count until they are used
+    assert begun(queue, encoder, running) == 4  # what is encoded counts until it is used
     running[0].features = None
     assert begun(queue, encoder, running) == 5
     running[1].status = Status.FINISHED
     assert begun(queue, encoder, running) == 6
 
 
-def test_more_rows_than_that_go_alone(queue: EncodeQueue, encoder: Taking) -> None:
-    running = [with_image(rows) for rows in (10, 500, 10)]
+def test_longer_prompts_go_alone(queue: EncodeQueue, encoder: Taking) -> None:
+    running = [with_image(tokens) for tokens in (10, 500, 10)]
     for item in running:
         queue.add(item)
     assert begun(queue, encoder, running) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import threading
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,7 +13,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from deepstack_serving.errors import InvalidRequestError
-from deepstack_serving.media import ImageLimits, decode, decode_all, in_batches, probe
+from deepstack_serving.media import ImageLimits, decode, decode_each, in_batches, probe
 from deepstack_serving.media.colours import to_rgb
 
 LIMITS = ImageLimits(max_pixels=100_000, max_bytes=1_000_000)
@@ -159,19 +160,34 @@ def test_wide_gray_outside_sixteen_bits_is_refused(value: int) -> None:
 def test_threads_keep_the_order_and_the_pixels() -> None:
     files = [saved(noise(11, 7 + index, 3), "PNG") for index in range(40)]
     with ThreadPoolExecutor(8) as pool:
-        together = decode_all(dict(enumerate(files)), LIMITS, pool)
-    assert [picture.tobytes() for picture in together] == [decode(data, LIMITS).tobytes() for data in files]
+        together = list(decode_each(dict(enumerate(files)), LIMITS, pool, Image.Image.tobytes))
+    assert together == [(number, decode(data, LIMITS).tobytes()) for number, data in enumerate(files)]
+
+
+def test_pictures_come_while_others_are_decoded() -> None:
+    held = threading.Event()
+
+    def hold_second(picture: Image.Image) -> int:
+        assert picture.width == 9 or held.wait(60)
+        return picture.width
+
+    files = [saved(noise(9, width, 3), "PNG") for width in (9, 10)]
+    with ThreadPoolExecutor(2) as pool:
+        pictures = decode_each(dict(enumerate(files)), LIMITS, pool, hold_second)
+        assert next(pictures) == (0, 9)
+        held.set()
+        assert next(pictures) == (1, 10)
 
 
 def test_first_bad_file_is_named_by_its_index() -> None:
     good = saved(noise(9, 9, 3), "PNG")
     with ThreadPoolExecutor(4) as pool, pytest.raises(InvalidRequestError, match=r"^image\[1\]: .*cut short"):
-        decode_all(dict(enumerate([good, good[:-60], b"junk", good])), LIMITS, pool)
+        list(decode_each(dict(enumerate([good, good[:-60], b"junk", good])), LIMITS, pool, Image.Image.tobytes))
 
 
 def test_no_files_give_no_pictures() -> None:
     with ThreadPoolExecutor(1) as pool:
-        assert decode_all({}, LIMITS, pool) == []
+        assert list(decode_each({}, LIMITS, pool, Image.Image.tobytes)) == []
 
 
 def test_pictures_are_taken_in_batches_of_no_more_pixels_than_one_may_have() -> None:

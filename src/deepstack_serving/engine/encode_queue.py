@@ -16,10 +16,10 @@ PROMPT_STEPS_AHEAD = 2  # one that is computed, and one that is encoded meanwhil
 
 
 class EncodeQueue:
-    """`step_rows` feature rows fit into one step of the language stages. For the engine thread only."""
+    """`step_tokens` tokens of prompts fit into one step of the language stages. For the engine thread only."""
 
-    def __init__(self, encoder: Encoder, step_rows: int) -> None:
-        self._encoder, self._most_rows = encoder, PROMPT_STEPS_AHEAD * step_rows
+    def __init__(self, encoder: Encoder, step_tokens: int) -> None:
+        self._encoder, self._most_tokens = encoder, PROMPT_STEPS_AHEAD * step_tokens
         self._waiting: deque[Sequence] = deque()
         self._begun: set[Sequence] = set()
 
@@ -32,11 +32,11 @@ class EncodeQueue:
         if not self._waiting:
             return
         self._begun &= {sequence for sequence in running if _holds_rows(sequence)}
-        rows = sum(len(sequence.prompt.image_rows) for sequence in self._begun)
+        tokens = sum(sequence.prompt_tokens for sequence in self._begun)
         while self._waiting:
             sequence = self._waiting[0]
-            rows += len(sequence.prompt.image_rows)
-            if self._begun and rows > self._most_rows:
+            tokens += sequence.prompt_tokens
+            if self._begun and tokens > self._most_tokens:
                 return
             self._waiting.popleft()
             if sequence.status is Status.ENCODING:  # else it ended meanwhile

@@ -36,11 +36,12 @@ class _Waiting:
 class Encoder:
     """A few threads that call the vision encoder; every submitted request ends in exactly one call of `done`.
 
-    `batch_rows`: so many feature rows of waiting requests at most go into one call; 0: one request a call.
+    `batch_tokens`: the prompts of waiting requests whose images go into one call have so many tokens at most, so that
+    one step can compute them together; 0: one request a call.
     """
 
     def __init__(self, port: StagePort, checkpoint: Checkpoint, threads: int) -> None:
-        self.batch_rows = 0
+        self.batch_tokens = 0
         self._port, self._checkpoint = port, checkpoint
         contract = checkpoint.contract
         names = [deepstack_name(layer) for layer in contract.deepstack_layers]
@@ -90,16 +91,16 @@ class Encoder:
         """The request that has waited longest, and those behind it that fit into a call with it."""
         with self._lock:
             batch: list[_Waiting] = []
-            rows = 0
-            while self._waiting and (not batch or self._fits(batch[0].sequence, rows, self._waiting[0].sequence)):
+            tokens = 0
+            while self._waiting and (not batch or self._fits(batch[0].sequence, tokens, self._waiting[0].sequence)):
                 batch.append(self._waiting.popleft())
-                rows += len(batch[-1].sequence.prompt.image_rows)
+                tokens += batch[-1].sequence.prompt_tokens
             return batch
 
-    def _fits(self, first: Sequence, rows: int, further: Sequence) -> bool:
+    def _fits(self, first: Sequence, tokens: int, further: Sequence) -> bool:
         has_videos = first.files.videos or further.files.videos
         alike = first.request.audit.zeroed == further.request.audit.zeroed
-        return rows + len(further.prompt.image_rows) <= self.batch_rows and alike and not has_videos
+        return tokens + further.prompt_tokens <= self.batch_tokens and alike and not has_videos
 
     def _results(self, sequences: list[Sequence]) -> dict[Sequence, Features | DeepstackError]:
         """A call that fails is made again for each request alone, so that one's bad image stays its own."""

@@ -45,7 +45,9 @@ class Engine:
         self.outputs = outputs
         self.scheduler: Scheduler = connection.make_scheduler(settings)
         self._settings, self._connection, self._pipeline, self._encoder = settings, connection, pipeline, encoder
-        self._encodings = EncodeQueue(encoder, settings.prefill_token_budget)
+        # Of the prompts that a step computes beside a token of each request that decodes.
+        self._prompt_tokens = max(1, settings.prefill_token_budget - settings.max_running_requests)
+        self._encodings = EncodeQueue(encoder, self._prompt_tokens)
         self.inbox = inbox
         self._stepping = Stepping(settings, connection, pipeline, self.scheduler, outputs, inbox, eos_token_ids)
         self._backlog: list[Running] = []
@@ -132,7 +134,7 @@ class Engine:
     def _admit(self) -> None:
         self._connection.size(self.scheduler.allocator)
         encodes_on_gpu = self._connection.infos[0].device.startswith("cuda")
-        self._encoder.batch_rows = self._settings.prefill_token_budget if encodes_on_gpu else 0
+        self._encoder.batch_tokens = self._prompt_tokens if encodes_on_gpu else 0
         admitted = self.scheduler.admit()
         for sequence in self._backlog:
             try:

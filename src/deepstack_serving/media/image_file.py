@@ -1,6 +1,6 @@
 """Image files: the header checked before anything is decoded, then the whole picture as upright RGB pixels.
 
-`probe` runs at admission, `decode_all` in the vision encoder's threads. Whatever the bytes are, the outcome is a
+`probe` runs at admission, `decode_each` in the vision encoder's threads. Whatever the bytes are, the outcome is a
 picture or an InvalidRequestError.
 """
 
@@ -9,11 +9,11 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from PIL import Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
 
@@ -22,6 +22,7 @@ from deepstack_serving.media import png
 from deepstack_serving.media.colours import to_rgb
 from deepstack_serving.media.orientation import UPRIGHT, orientation_of, swaps_sides, turned
 
+T = TypeVar("T")
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 LARGEST_MAX_PIXELS: Final = 178_956_970  # Pillow itself refuses anything larger
 _TILE_SIDE_TAGS: Final = (322, 323)
@@ -87,18 +88,25 @@ def decode(data: bytes, limits: ImageLimits) -> Image.Image:
     return picture
 
 
-def decode_all(files: Mapping[int, bytes], limits: ImageLimits, pool: ThreadPoolExecutor) -> list[Image.Image]:
-    """Files by their number in the request, decoded side by side, in order. Of several bad ones the first is named."""
-    futures = {number: pool.submit(decode, data, limits) for number, data in files.items()}
-    pictures = []
+def decode_each(
+    files: Mapping[int, bytes], limits: ImageLimits, pool: ThreadPoolExecutor, finish: Callable[[Image.Image], T]
+) -> Iterator[tuple[int, T]]:
+    """Files by their number in the request, decoded and finished side by side; each comes out once it is there and
+    those before it are. Of several bad ones the first is named.
+    """
+
+    def run(data: bytes) -> T:
+        return finish(decode(data, limits))
+
+    futures = {number: pool.submit(run, data) for number, data in files.items()}
     try:
         for number, future in futures.items():
             with _naming(number):
-                pictures.append(future.result())
+                result = future.result()
+            yield number, result
     finally:
         for future in futures.values():
             future.cancel()
-    return pictures
 
 
 def in_batches(files: Mapping[int, bytes], limits: ImageLimits) -> list[dict[int, bytes]]:

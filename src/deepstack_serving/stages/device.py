@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from deepstack_serving.errors import SettingsError, StageError, UnavailableError
-from deepstack_serving.gpu_memory import free_bytes, in_gibibytes
+from deepstack_serving.gpu_memory import free_bytes, in_gibibytes, trim_stacks
 from deepstack_serving.settings import Settings
 
 
@@ -29,6 +29,8 @@ def use_device(device: str) -> None:
     """Make a GPU the current one of this thread, the only one whose tensors torch hands to others (DLPack)."""
     if device != "cpu":
         torch.cuda.set_device(device)
+        torch.cuda.synchronize()  # there is a context from now on
+        trim_stacks()
 
 
 class DeviceGuard:

@@ -6,11 +6,13 @@ there as bytes, the tower runs as vision_graphs.py says, and features stay there
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from PIL.Image import Image
 
 from deepstack_serving.checkpoint import Checkpoint
 from deepstack_serving.errors import InvalidRequestError, StageError, WireError
@@ -18,7 +20,7 @@ from deepstack_serving.execution.recorder import CudaRecorder, Recorder
 from deepstack_serving.feature_cache import FeatureCache, feature_key
 from deepstack_serving.media import (
     MediaFiles,
-    decode_all,
+    decode_each,
     decode_video,
     in_batches,
     probe_video,
@@ -44,6 +46,14 @@ from deepstack_serving.wire import (
     TensorSpec,
     vision_interface,
 )
+
+GROUP_TOKENS = 1024  # of images that run through the tower together
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    number: int
+    picture: Any
 
 
 @dataclass(frozen=True)
@@ -120,14 +130,22 @@ class VisionStage:
         for number, key in enumerate(keys):
             if key not in found:
                 missing.setdefault(key, number)
+        fresh: dict[int, Encoded] = {}
         for batch in in_batches({number: files[number] for number in missing.values()}, self._limits):
-            pictures = decode_all(batch, self._limits, self._decoders)
-            inputs = self._processing.assemble(list(self._decoders.map(self._processing.fit, pictures)), self.device)
-            counts = self._processing.token_counts(inputs)
-            for number, image in zip(batch, self._encode(inputs, inputs[IMAGE_GRID.name], counts), strict=True):
-                found[keys[number]] = image
-                self._keep(keys[number], image)
+            fitted = decode_each(batch, self._limits, self._decoders, self._fit)
+            for group in _grouped(fitted):
+                inputs = self._processing.assemble([item.picture for item in group], self.device)
+                images = self._encode(inputs, inputs[IMAGE_GRID.name], self._processing.token_counts(inputs))
+                fresh |= {item.number: image for item, image in zip(group, images, strict=True)}
+        _check_finite(list(fresh.values()))
+        for key, number in missing.items():
+            found[key] = fresh[number]
+            self._keep(key, fresh[number])
         return [found[key] for key in keys]
+
+    def _fit(self, image: Image) -> tuple[Any, int]:
+        """What the tower's inputs are made of, and how many tokens it comes to."""
+        return self._processing.fit(image), self._processing.token_count(image.width, image.height)
 
     def _encode_video(self, number: int, file: bytes, files: MediaFiles) -> Encoded:
         """One video at a time: its frames are many."""
@@ -145,6 +163,7 @@ class VisionStage:
                 raise InvalidRequestError(f"video[{number}]: {error}") from error
             inputs = self._videos.prepare(frames)
             [video] = self._encode(inputs, inputs[VIDEO_GRID.name], [tokens])
+            _check_finite([video])
             self._keep(key, video)
         return video
 
@@ -162,7 +181,9 @@ class VisionStage:
         else:
             moved = {name: tensor.to(self.device) for name, tensor in inputs.items()}
             features = named(self._family.encode(self._model, moved))
-        _check(features, sum(counts))
+        for name, tensor in features.items():
+            if len(tensor) != sum(counts):
+                raise StageError(f"the encoder gave {len(tensor)} rows of {name!r} for {sum(counts)} image tokens")
         # Each one keeps copies: a view would hold the whole batch in the cache.
         parts = {
             name: [part.clone() for part in torch.split(tensor.to(self._dtype), counts)]
@@ -174,12 +195,30 @@ class VisionStage:
         ]
 
 
-def _check(features: dict[str, torch.Tensor], rows: int) -> None:
-    for name, tensor in features.items():
-        if len(tensor) != rows:
-            raise StageError(f"the encoder gave {len(tensor)} rows of {name!r} for {rows} image tokens")
-    finite = torch.stack([tensor.isfinite().all() for tensor in features.values()]).tolist()  # the one wait of a run
-    for name, is_finite in zip(features, finite, strict=True):
+def _grouped(fitted: Iterable[tuple[int, tuple[Any, int]]]) -> Iterator[list[_Fitted]]:
+    """Neighbours that run through the tower together: small images, or a large one alone.
+
+    So the tower computes the first ones while others are being decoded; it gains nothing from more rows at once.
+    """
+    group: list[_Fitted] = []
+    tokens = 0
+    for number, (picture, count) in fitted:
+        if group and tokens + count > GROUP_TOKENS:
+            yield group
+            group, tokens = [], 0
+        group.append(_Fitted(number, picture))
+        tokens += count
+    if group:
+        yield group
+
+
+def _check_finite(encoded: Sequence[Encoded]) -> None:
+    """The one wait of a call for the device."""
+    if not encoded:
+        return
+    names = list(encoded[0].features)
+    finite = [torch.stack([item.features[name].isfinite().all() for item in encoded]).all() for name in names]
+    for name, is_finite in zip(names, torch.stack(finite).tolist(), strict=True):
         if not is_finite:
             raise StageError(
                 f"the encoder gave values of {name!r} that are not finite; the images or videos are not answered"
