@@ -81,6 +81,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--clients", type=counts, default=(2, 4, 8, 16, 32, 64), metavar="N,N,...", help="beside one")
     parser.add_argument("--rounds", type=int, default=2, metavar="N", help="requests of each client")
     parser.add_argument("--tokens", type=int, default=128, metavar="N", help="tokens of each answer")
+    parser.add_argument("--streams-only", action="store_true", help="leave the phase of whole answers out")
     parser.add_argument("--profile", action="store_true", help="also: Triton's times per model, step and first token")
     parser.add_argument("--modes", type=names(MODES), default=MODES, metavar=",".join(MODES), help="of generate")
     parser.add_argument("--vllm", type=Path, metavar="DIR", help="what vLLM was unpacked to, with vllm_bench.py in it")

@@ -110,6 +110,7 @@ class Benchmark:
             levels=given.clients,
             rounds=given.rounds,
             starts=given.starts,
+            whole_answers=not given.streams_only,
             profile=given.profile,
             phase_limit_s=_PHASE_LIMIT_S,
             start_limit_s=_LIMITS_S["server"],

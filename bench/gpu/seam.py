@@ -94,7 +94,7 @@ def stage_process(index: int, settings: dict[str, str], stages: int, context: in
             watch.rows = []
             continue
         batch, ticket, trace = message
-        call = calls.setdefault(batch, _burst_call(stage, batch, context))
+        call = calls[batch] if batch in calls else calls.setdefault(batch, _burst_call(stage, batch, context))
         exchange = torch.tensor(list(ticket.encode()), dtype=torch.uint8)
         with _traced(trace and f"{trace}/{stages}-stages-{batch}-at-once-stage-{index}.json.gz"):
             for tensor in stage.run({**call, "exchange": exchange}, wanted).values():

@@ -45,6 +45,7 @@ class ServerPlan:
     levels: tuple[int, ...]
     rounds: int
     starts: int
+    whole_answers: bool
     profile: bool
     phase_limit_s: float
     start_limit_s: float
@@ -83,7 +84,7 @@ class ServerArm:
             self._one_client(server)
             for level in self._plan.levels:
                 self._many(server, level, stream=True)
-            if self._plan.levels:
+            if self._plan.levels and self._plan.whole_answers:
                 self._many(server, max(self._plan.levels), stream=False)
             if self._plan.profile:
                 self._profiles(server)
