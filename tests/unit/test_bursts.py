@@ -47,7 +47,7 @@ def decoding(*max_tokens: int, waiting: int = 16, running: int = 8) -> Scheduler
 
 
 def steps(made: Scheduler, setting: int = 8) -> int:
-    return BurstPolicy(setting, Inbox()).steps(made, made.plan(), ON_CPU)
+    return BurstPolicy(setting, Inbox()).steps(made.plan(), ON_CPU)
 
 
 def test_burst_is_as_long_as_the_setting_says() -> None:
@@ -57,7 +57,7 @@ def test_burst_is_as_long_as_the_setting_says() -> None:
 def test_automatic_bursts_are_for_gpus() -> None:
     made, policy = decoding(200), BurstPolicy(0, Inbox())
     mixed = (*ON_CPU, *ON_GPUS)
-    assert [policy.steps(made, made.plan(), infos) for infos in (ON_CPU, mixed, ON_GPUS)] == [1, 1, MAX_DECODE_STEPS]
+    assert [policy.steps(made.plan(), infos) for infos in (ON_CPU, mixed, ON_GPUS)] == [1, 1, MAX_DECODE_STEPS]
 
 
 @pytest.mark.parametrize(("left", "expected"), [(1, 1), (2, 2), (7, 7), (9, 8)])
@@ -80,15 +80,9 @@ def test_bursts_go_on_while_images_are_encoded_and_requests_wait() -> None:
     assert (len(made.running), len(made.waiting), steps(made)) == (2, 1, 8)
 
 
-def test_no_burst_with_several_groups() -> None:
-    made = decoding(40)
-    made.set_groups(2)
-    assert steps(made) == 1
-
-
 def begun(made: Scheduler, inbox: Inbox, clock: Clock) -> tuple[BurstPolicy, list[Work]]:
     policy, work = BurstPolicy(8, inbox, clock), made.plan()
-    assert policy.steps(made, work, ON_CPU) > 1
+    assert policy.steps(work, ON_CPU) > 1
     return policy, work
 
 

@@ -26,11 +26,15 @@ class BurstPolicy:
         self._setting, self._inbox, self._clock = setting, inbox, clock
         self._began_s = 0.0
 
-    def steps(self, scheduler: Scheduler, work: Sequence[Work], stages: Sequence[StageInfo]) -> int:
-        """The most decode steps of this work. `stages` are the language stages."""
+    def limit(self, stages: Sequence[StageInfo]) -> int:
+        """The most decode steps of any burst; 1: there are none. `stages` are the language stages."""
         on_gpus = all(info.device.startswith("cuda") for info in stages)
-        limit = self._setting or (MAX_DECODE_STEPS if on_gpus else 1)
-        if limit == 1 or scheduler.groups > 1 or not work[-1].decodes:
+        return self._setting or (MAX_DECODE_STEPS if on_gpus else 1)
+
+    def steps(self, work: Sequence[Work], stages: Sequence[StageInfo]) -> int:
+        """The most decode steps of this work."""
+        limit = self.limit(stages)
+        if limit == 1 or not work[-1].decodes:
             return 1
         self._began_s = self._clock()
         left = min(item.sequence.max_tokens - len(item.sequence.output_ids) for item in work)

@@ -100,7 +100,7 @@ class Engine:
 
     def _receive(self) -> bool:
         """Handle all messages, waiting for one when there is nothing to step. False after `close`."""
-        can_step = self._connection.is_open and self.scheduler.has_work
+        can_step = self._connection.is_open and self.scheduler.has_work and not self._stepping.is_settling
         for message in self.inbox.take(0.0 if can_step else IDLE_WAIT_S):
             if isinstance(message, Submitted):
                 if message.sequence.status is Status.WAITING:  # else its client left before it came in

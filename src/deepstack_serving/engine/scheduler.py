@@ -60,6 +60,11 @@ class Scheduler:
         """Whether `admit` or `plan` would give something."""
         return self._fits_next() or any(map(self._can_step, self.running))
 
+    @property
+    def has_prompts(self) -> bool:
+        """Whether a prompt can be computed now, or is."""
+        return any(sequence.status is Status.RUNNING and sequence.in_prefill for sequence in self.running)
+
     def add(self, sequence: Sequence) -> None:
         """Queue a request. Raises InvalidRequestError if it could never run, UnavailableError if the queue is full."""
         needed = self.allocator.needed(sequence.total_tokens)

@@ -22,6 +22,7 @@ from deepstack_serving.engine.sequence import Sequence as Running
 from deepstack_serving.engine.sequence import Status
 from deepstack_serving.errors import DeepstackError
 from deepstack_serving.settings import Settings
+from deepstack_serving.stages.info import StageInfo
 
 POLL_S = 0.001  # how often tokens of a burst are looked for
 
@@ -55,20 +56,32 @@ class Stepping:
         self._overlap = OverlappingSteps(pipeline, scheduler, inbox)
         self._eos = frozenset(eos_token_ids)
         self._held: list[Event] = []
+        self._groups = 1
 
     @property
     def is_busy(self) -> bool:
         """Whether a step runs beside the engine."""
         return self._overlap.are_running
 
+    @property
+    def is_settling(self) -> bool:
+        """Whether no step may begin before those that run beside the engine are over."""
+        return self._groups != self._scheduler.groups
+
     def divide(self) -> None:
-        """As many groups of sequences as the settings say, or as the stages have devices."""
-        groups = self._micro_batches or len({info.device for info in self._connection.infos[1:]})
-        if groups != self._scheduler.groups:
-            self._scheduler.set_groups(groups)
+        """Divide the sequences into as many groups as the settings say, or as the stages have devices: while there are
+        prompts to compute. When all decode, one burst of all is faster than single steps of groups.
+        """
+        self._groups = self._micro_batches or len({info.device for info in self._stages})
+        if self._groups > 1 and self._can_burst() and not self._scheduler.has_prompts:
+            self._groups = 1
+        if self.is_settling and not self.is_busy:
+            self._scheduler.set_groups(self._groups)
 
     def advance(self) -> None:
         """Run a step, or begin one of every group that can."""
+        if self.is_settling:
+            return
         if self._scheduler.groups > 1:
             for group in self._scheduler.free_groups():
                 self._begin(group)
@@ -97,8 +110,16 @@ class Stepping:
         self._overlap.close()
         self._pipeline.close()
 
+    @property
+    def _stages(self) -> Sequence[StageInfo]:
+        """The language stages."""
+        return self._connection.infos[1:]
+
+    def _can_burst(self) -> bool:
+        return self._policy.limit(self._stages) > 1 and self._pipeline.bursts.are_possible()
+
     def _steps(self, work: Sequence[Work]) -> int:
-        steps = self._policy.steps(self._scheduler, work, self._connection.infos[1:])
+        steps = self._policy.steps(work, self._stages)
         return steps if steps == 1 or self._pipeline.bursts.are_possible() else 1
 
     def _step(self, work: Sequence[Work], steps: int = 1) -> None:
