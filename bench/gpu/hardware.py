@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from typing import Any
 
@@ -10,8 +11,10 @@ _LIMIT_S = 30.0
 
 
 def gpus() -> list[dict[str, Any]]:
-    """One record per GPU, memory in MiB; none where there is no nvidia-smi or it finds none."""
+    """One record per GPU that this process may see, memory in MiB; none where there is no nvidia-smi or no GPU."""
     command = ["nvidia-smi", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        command.append(f"--id={visible}")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -28,5 +31,5 @@ def parse_gpus(text: str) -> list[dict[str, Any]]:
 
 
 def used_bytes() -> int:
-    """Memory in use on all GPUs together."""
+    """Memory in use on all of them together."""
     return sum(int(gpu["memory.used"]) << 20 for gpu in gpus())
