@@ -1,6 +1,7 @@
 """One process at a time compiles on a GPU: kernels are tuned by timing them, which another process there would disturb.
 
-The others then find the compiled code on disk, as the stages of a model share most of it.
+The others then find the compiled code on disk, as the stages of a model share most of it. A process that has compiled
+leaves a mark, and where one like it finds that, nothing is left to be tuned and nobody has to wait.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from deepstack_serving.errors import SettingsError
 
 
 @contextmanager
-def exclusive(folder: Path, device: str) -> Iterator[None]:
-    """Wait for the device's turn; it ends with the block, or with the process.
+def exclusive(folder: Path, device: str, code: str) -> Iterator[None]:
+    """Wait for the device's turn, unless this `code` (a name of all that it depends on) was compiled before.
 
-    Raises SettingsError when the folder cannot be made or written to.
+    The turn ends with the block, or with the process. Raises SettingsError when the folder cannot be made or written.
     """
-    path = folder / f"{device.replace(':', '-')}.lock"
+    path, mark = folder / f"{device.replace(':', '-')}.lock", folder / f"{code}.compiled"
+    if mark.exists():
+        yield
+        return
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = path.open("w")
@@ -36,3 +40,4 @@ def exclusive(folder: Path, device: str) -> Iterator[None]:
             logging.getLogger(__name__).info("another stage compiles on %s: waiting for it", device)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+        mark.touch()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
+from importlib.metadata import version
+
+import torch
+import transformers
 
 from deepstack_serving.errors import SettingsError
 from deepstack_serving.execution.advance import advance
@@ -43,9 +48,15 @@ def make_runner(settings: Settings, layers: DecoderLayers, pool: KVPool, sizes: 
     return StepRunner(layers, pool, sizes, ends, compiled)
 
 
-def compiling_alone(settings: Settings, device: str, *, compiles: bool) -> AbstractContextManager[None]:
-    """Stands around the first runs of compiled code; see `exclusive`."""
-    return exclusive(settings.compile_cache_folder, device) if compiles else nullcontext()
+def compiling_alone(settings: Settings, device: str, stage: object) -> AbstractContextManager[None]:
+    """Stands around the first runs of compiled code; see `exclusive`. `stage`: what tells its code from others', as
+    its `repr` shows it.
+    """
+    sizes = (settings.compile, settings.decode_batch_sizes, settings.prefill_graph_tokens, settings.block_size)
+    versions = (torch.__version__, transformers.__version__, version("deepstack-serving"))
+    gpu = torch.cuda.get_device_name(device) if device.startswith("cuda") else device
+    code = hashlib.sha256(repr((stage, sizes, versions, gpu)).encode()).hexdigest()
+    return exclusive(settings.compile_cache_folder, device, code)
 
 
 def start_graphs(settings: Settings, layers: DecoderLayers, runner: StepRunner, recorder: Recorder) -> None:
@@ -55,7 +66,10 @@ def start_graphs(settings: Settings, layers: DecoderLayers, runner: StepRunner, 
         refusal = layers.family.capture_refusal(layers.model.config)
         if refusal is not None:
             raise SettingsError(f"setting 'execution': {refusal}; set it to 'eager', or 'graph_fallback' to true")
-        with compiling_alone(settings, runner.device, compiles=runner.is_compiled):
+        if runner.is_compiled:
+            with compiling_alone(settings, runner.device, (layers.plan, layers.model.config)):
+                runner.capture(recorder)
+        else:
             runner.capture(recorder)
     except SettingsError as error:
         if not settings.graph_fallback:

@@ -99,7 +99,10 @@ class VisionStage:
         if tower is None:
             return
         self.runner = TowerRunner(tower, self._settings)
-        with compiling_alone(self._settings, self.device, compiles=self.runner.is_compiled):
+        if self.runner.is_compiled:
+            with compiling_alone(self._settings, self.device, self._model.config):
+                self.runner.start(recorder)
+        else:
             self.runner.start(recorder)
         execution = "graph" if self.runner.captures else "eager"
         self.info = replace(self.info, execution=execution, compiled=self.runner.is_compiled)
