@@ -187,9 +187,9 @@ class VisionStage:
         for name, tensor in features.items():
             if len(tensor) != sum(counts):
                 raise StageError(f"the encoder gave {len(tensor)} rows of {name!r} for {sum(counts)} image tokens")
-        # Each one keeps copies: a view would hold the whole batch in the cache.
+        # Each of several keeps copies: a view would hold the whole batch in the cache.
         parts = {
-            name: [part.clone() for part in torch.split(tensor.to(self._dtype), counts)]
+            name: [part.clone() if len(counts) > 1 else part for part in torch.split(tensor.to(self._dtype), counts)]
             for name, tensor in features.items()
         }
         return [
