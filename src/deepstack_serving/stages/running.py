@@ -18,6 +18,7 @@ from deepstack_serving.execution.exclusive import exclusive
 from deepstack_serving.execution.layers import DecoderLayers, LayerFunctions
 from deepstack_serving.execution.recorder import Recorder
 from deepstack_serving.execution.runner import CompiledStep, Ends, Head, Sizes, StepRunner
+from deepstack_serving.gpu_memory import free_bytes, in_gibibytes
 from deepstack_serving.kv_pool import KVPool
 from deepstack_serving.settings import Settings
 
@@ -61,7 +62,7 @@ def compiling_alone(settings: Settings, device: str, stage: object) -> AbstractC
 
 def start_graphs(settings: Settings, layers: DecoderLayers, runner: StepRunner, recorder: Recorder) -> None:
     """Capture all graphs, or go on eagerly where the settings allow it. Raises SettingsError."""
-    started, logger = time.monotonic(), logging.getLogger(__name__)
+    started, logger, free = time.monotonic(), logging.getLogger(__name__), free_bytes(runner.device)
     try:
         refusal = layers.family.capture_refusal(layers.model.config)
         if refusal is not None:
@@ -76,7 +77,8 @@ def start_graphs(settings: Settings, layers: DecoderLayers, runner: StepRunner, 
             raise
         logger.warning("steps run eagerly, as 'graph_fallback' allows: %s", error)
         return
-    logger.info("captured %d graphs in %.1f s", runner.captured, time.monotonic() - started)
+    taken = in_gibibytes(free - (free_bytes(runner.device) or 0)) if free else "no memory of a GPU"
+    logger.info("captured %d graphs in %.1f s: %s", runner.captured, time.monotonic() - started, taken)
 
 
 def _compile(settings: Settings, layers: DecoderLayers, head: Head | None) -> CompiledStep:
