@@ -170,8 +170,8 @@ class LanguageStage:
         )
 
     def _embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """An id that is none (tokens of another stage are not checked) must not end a process on a GPU."""
-        return self._family.embed(self._model, ids.clamp(0, self._vocabulary - 1))
+        """-1 stands for logits that were not finite: a burst goes on with any token, and that request fails."""
+        return self._family.embed(self._model, ids.clamp_min(0))
 
     def _run_layers(
         self, entering: torch.Tensor, call: LanguageCall, features: dict[str, torch.Tensor], outputs: Collection[str]
