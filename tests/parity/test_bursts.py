@@ -15,7 +15,7 @@ import torch
 
 from deepstack_serving.errors import StageError
 from deepstack_serving.stages.call import LanguageCall
-from tests.support.asking import MIXED, Answer, Ask, answer, picture, submit
+from tests.support.asking import MIXED, TEXT, Answer, Ask, answer, picture, submit
 from tests.support.local import Change, CollectingReply, LocalServer, keep, local_settings, zero_deepstack
 
 STEPS = 4
@@ -202,6 +202,35 @@ def test_request_that_comes_ends_the_burst(checkpoint: Path, stages: int, monkey
         assert gate.steps < 10  # the rest ran beside the second, in steps of two rows
         replies = [item[:3] for item in summary([first, second])]
     assert replies == [item[:3] for (item,) in alone]
+
+
+@one_family
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("top", [0, 2], ids=["as they come", "with alternatives"])
+def test_logits_that_are_not_finite_end_their_request_alone(
+    checkpoint: Path, stages: int, top: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with server_of(checkpoint, stages, 64) as server:
+        stage = list(server.port.language.values())[-1]
+        run_one, steps = stage._run_one, 0
+
+        def spoil(call: LanguageCall, outputs: list[str]) -> dict[str, torch.Tensor]:
+            nonlocal steps
+            results = run_one(call, outputs)
+            if call.query_lengths == [1, 1]:
+                steps += 1
+                if steps == 5:
+                    results["next_ids"][0] = -1
+            return results
+
+        monkeypatch.setattr(stage, "_run_one", spoil)
+        replies = [submit(server, TEXT, max_tokens=20, logprobs=top) for _ in range(2)]
+        server.start()
+        assert "not finite" in str(replies[0].wait().error)
+        assert replies[1].wait().outputs[-1].output_tokens == 20
+        monkeypatch.undo()
+        again = submit(server, TEXT, max_tokens=20, logprobs=top).wait()
+        assert replies[1].text == again.text
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
