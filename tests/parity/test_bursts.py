@@ -152,15 +152,18 @@ def test_tokens_that_are_taken_from_running_bursts_are_the_same(checkpoint: Path
 class Gate:
     """Holds a stage before its decode step of this number until it is opened."""
 
-    def __init__(self, server: LocalServer, monkeypatch: pytest.MonkeyPatch, place: int, step: int) -> None:
+    def __init__(
+        self, server: LocalServer, monkeypatch: pytest.MonkeyPatch, place: int, step: int, sequences: int = 1
+    ) -> None:
         self.reached, self.opened, self._left = threading.Event(), threading.Event(), step
+        self._lengths = [1] * sequences
         self.steps = 0
         stage = list(server.port.language.values())[place]
         self._run_one = stage._run_one
         monkeypatch.setattr(stage, "_run_one", self._hold)
 
     def _hold(self, call: LanguageCall, outputs: list[str]) -> dict[str, torch.Tensor]:
-        if call.query_lengths == [1]:
+        if call.query_lengths == self._lengths:
             self.steps += 1
             if self.steps == self._left:
                 self.reached.set()
@@ -183,6 +186,25 @@ def test_clients_get_tokens_while_their_burst_runs(
         assert reply.finals == 0
         gate.opened.set()
         assert reply.wait().outputs[-1].output_tokens == 40
+
+
+@one_family
+def test_who_asks_for_alternatives_holds_nobody_else_up(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tops = (0, 2)
+    with server_of(checkpoint, 2, 1) as server:
+        single = [submit(server, TEXT, max_tokens=20, logprobs=top) for top in tops]
+        server.start()
+        expected = summary(single)
+    with server_of(checkpoint, 2, 64) as server:
+        gate = Gate(server, monkeypatch, 1, 5, sequences=2)
+        replies = [submit(server, TEXT, max_tokens=20, logprobs=top) for top in tops]
+        server.start()
+        assert gate.reached.wait(60)
+        stats = server.orchestrator.engine.stats
+        wait_for(lambda: stats.generated_tokens == 2 + 4)  # those of the prompts, and the first one's of four steps
+        gate.opened.set()
+        assert summary(replies) == expected
+    assert replies[1].tokens == single[1].tokens
 
 
 @one_family

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from deepstack_serving.engine.block_allocator import BlockAllocator
 from deepstack_serving.engine.burst_calls import BurstCalls
-from deepstack_serving.engine.burst_policy import LONGEST_S, BurstPolicy
+from deepstack_serving.engine.burst_policy import LONGEST_S, STEPS_WITH_ALTERNATIVES, BurstPolicy
 from deepstack_serving.engine.events import Failure, Tokens
 from deepstack_serving.engine.inbox import EndedEarly, Inbox
 from deepstack_serving.engine.pipeline import StepTokens
@@ -89,20 +90,28 @@ def begun(made: Scheduler, inbox: Inbox, clock: Clock) -> tuple[BurstPolicy, lis
 def test_burst_ends_when_a_message_waits() -> None:
     made, inbox = decoding(40), Inbox()
     policy, work = begun(made, inbox, Clock())
-    assert not policy.must_end(made, work)
+    assert not policy.must_end(made, 0, len(work))
     inbox.put(EndedEarly(work[0].sequence))
-    assert policy.must_end(made, work)
+    assert policy.must_end(made, 0, len(work))
     inbox.take(0.0)
-    assert not policy.must_end(made, work)
+    assert not policy.must_end(made, 0, len(work))
     inbox.close()
-    assert policy.must_end(made, work)
+    assert policy.must_end(made, 0, len(work))
+
+
+def test_bursts_are_short_when_alternatives_wait_for_their_end() -> None:
+    made = decoding(200, 200)
+    work = made.plan()
+    sampling = replace(work[0].sequence.request.sampling, logprobs=2)
+    work[0].sequence.request = replace(work[0].sequence.request, sampling=sampling)
+    assert BurstPolicy(64, Inbox()).steps(work, ON_CPU) == STEPS_WITH_ALTERNATIVES
 
 
 def test_burst_ends_after_a_while() -> None:
     made, clock = decoding(40), Clock()
     policy, work = begun(made, Inbox(), clock)
     clock.now_s += LONGEST_S * 1.01
-    assert policy.must_end(made, work)
+    assert policy.must_end(made, 0, len(work))
 
 
 @pytest.mark.parametrize(("waiting", "ended", "expected"), [(0, 1, False), (0, 2, True), (1, 0, False), (1, 1, True)])
@@ -111,9 +120,7 @@ def test_burst_ends_when_others_could_take_a_place(waiting: int, ended: int, exp
     for _ in range(waiting):
         made.add(sequence(3, 40))
     policy, work = begun(made, Inbox(), Clock())
-    for item in work[:ended]:
-        made.finish(item.sequence)
-    assert policy.must_end(made, work) is expected
+    assert policy.must_end(made, ended, len(work)) is expected
 
 
 def recorded(*ids: int, max_tokens: int = 9) -> tuple[list[int], list[Any], int]:
@@ -264,6 +271,17 @@ def test_without_shared_memory_there_are_no_bursts(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Exchange, "create", full)
     made = BurstCalls(STAGES, ROWS, ROW_BYTES)
     assert [made.are_possible(), made.are_possible(), len(tries)] == [False, False, 1]
+
+
+def test_bursts_that_keep_failing_get_other_memory(calls: BurstCalls) -> None:
+    first = calls._exchange
+    for error in (StageError("1"), StageError("2"), None, StageError("1"), StageError("2")):
+        calls.ended(error)
+    assert calls._exchange is first
+    calls.ended(StageError("3"))
+    assert calls.are_possible()
+    assert calls._exchange is not first is not None
+    assert value_of(calls, 2, Peers()) == 5
 
 
 def test_memory_is_given_back() -> None:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from deepstack_serving.regions import region_prefix, sweep_regions
+from deepstack_serving.regions import region_prefix, sweep_orphaned_regions, sweep_regions
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -44,6 +44,7 @@ def guard(grace_s: float, log_path: Path, command: Sequence[str]) -> int:
     status = os.waitstatus_to_exitcode(os.waitpid(server_id, 0)[1])
     _reap_group(server_id)
     sweep_regions(server_id)
+    sweep_orphaned_regions()  # what the server's own processes made
     return status if status >= 0 else 128 - status
 
 

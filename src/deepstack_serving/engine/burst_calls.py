@@ -13,6 +13,7 @@ from deepstack_serving.engine.ports import Array, Handle
 from deepstack_serving.exchange import MESSAGES, Exchange, LinkMemory, link_sizes
 from deepstack_serving.wire import DECODE_STEPS, EXCHANGE
 
+RENEW_AFTER_FAILURES = 3
 CallStage = Callable[[int, Mapping[str, Array]], Mapping[str, Handle]]
 TokenRows = tuple[list[list[int]], list[list[float]]]  # ids and log-probabilities, [rows][steps]
 
@@ -80,6 +81,7 @@ class BurstCalls:
         self._exchange: Exchange | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._is_impossible = False
+        self._failures = 0
 
     def are_possible(self) -> bool:
         """Whether the stages can exchange; the first call makes what they need."""
@@ -103,6 +105,16 @@ class BurstCalls:
         return RunningBurst(
             self._exchange, rows, self._pool, self._stages, lambda index, more: call(index, {**count, **more})
         )
+
+    def ended(self, error: Exception | None) -> None:
+        """To be told how each burst ended. After some failures in a row the next one gets memory of its own."""
+        self._failures = self._failures + 1 if error else 0
+        if error:
+            logging.getLogger(__name__).warning("a burst of decode steps failed, its steps go one by one: %s", error)
+        if self._failures >= RENEW_AFTER_FAILURES:
+            self._failures = 0
+            self.close()
+            self._exchange = self._pool = None
 
     def close(self) -> None:
         """Give the memory back."""

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 
 from deepstack_serving.engine.inbox import Inbox
 from deepstack_serving.engine.scheduler import Scheduler, Work
-from deepstack_serving.engine.sequence import Status
 from deepstack_serving.exchange import MAX_DECODE_STEPS
 from deepstack_serving.stages.info import StageInfo
 
 LONGEST_S = 1.0  # what the engine does from time to time can wait for so long
+STEPS_WITH_ALTERNATIVES = 8  # they come at the end of a burst, for whoever asked for them
 _ENDED_SHARE = 8  # of the rows of a burst: when one in so many computes nothing any more, a smaller one is cheaper
 
 
@@ -37,12 +37,13 @@ class BurstPolicy:
         if limit == 1 or not work[-1].decodes:
             return 1
         self._began_s = self._clock()
+        if any(item.sequence.request.sampling.logprobs for item in work):
+            limit = min(limit, STEPS_WITH_ALTERNATIVES)
         left = min(item.sequence.max_tokens - len(item.sequence.output_ids) for item in work)
         return max(1, min(limit, left))
 
-    def must_end(self, scheduler: Scheduler, work: Sequence[Work]) -> bool:
-        """Whether the burst of this work should run no further step."""
+    def must_end(self, scheduler: Scheduler, ended: int, rows: int) -> bool:
+        """Whether a burst of so many rows, of which some have ended, should run no further step."""
         if self._inbox.has_messages or self._clock() - self._began_s > LONGEST_S:
             return True
-        ended = sum(item.sequence.status is Status.FINISHED for item in work)
-        return ended * _ENDED_SHARE >= len(work) if not scheduler.waiting else ended > 0
+        return ended > 0 if scheduler.waiting else ended * _ENDED_SHARE >= rows

@@ -29,9 +29,8 @@ class EncodeQueue:
 
     def begin(self, running: Iterable[Sequence], done: Done) -> None:
         """Give the encoder what may be encoded now. `running` are all admitted requests."""
-        if not self._waiting:
-            return
-        self._begun &= {sequence for sequence in running if _holds_rows(sequence)}
+        if self._begun:
+            self._begun &= {sequence for sequence in running if _holds_rows(sequence)}
         tokens = sum(sequence.prompt_tokens for sequence in self._begun)
         while self._waiting:
             sequence = self._waiting[0]

@@ -84,6 +84,7 @@ class Engine:
                 if self._connect():
                     self._admit()
                     self._stepping.advance()
+                    self._encode()  # for the next one, where a prompt that was computed was the answer's end, too
                     if self._is_idle:
                         self.scheduler.allocator.check(idle=True)
         finally:
@@ -148,6 +149,9 @@ class Engine:
                 self._encodings.add(sequence)
             else:
                 sequence.positions = Positions(text_positions(sequence.prompt, self._pipeline.position_axes), 0)
+        self._encode()
+
+    def _encode(self) -> None:
         self._encodings.begin(self.scheduler.running, self.inbox.put_encoded)
 
     def _expire(self) -> None:

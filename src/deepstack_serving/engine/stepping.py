@@ -101,6 +101,7 @@ class Stepping:
         except DeepstackError as error:
             self._recover(work, error)
         else:
+            self.stats.steps += 1
             self._record(work, result)
             self._hand_out()
 
@@ -126,30 +127,53 @@ class Stepping:
         try:
             step = self._pipeline.pack(work, steps)
             self._hand_out()  # only now: the output thread works while the stages do, not while this one packs
-            result = self._pipeline.run(step) if steps == 1 else self._burst(work, step)
+            if steps > 1:
+                self._burst(work, step)
+                return
+            result = self._pipeline.run(step)
         except DeepstackError as error:
+            if steps > 1:
+                self._pipeline.bursts.ended(error)
             self._recover(work, error, steps)
         else:
+            self.stats.steps += 1
             self._record(work, result)
 
-    def _burst(self, work: Sequence[Work], step: PackedStep) -> StepTokens:
-        """Run several decode steps, and record their tokens as they come. Returns those that are not recorded."""
+    def _burst(self, work: Sequence[Work], step: PackedStep) -> None:
+        """Run several decode steps, and record their tokens as they come; for some, alternatives come at the end."""
         burst = self._pipeline.begin(step)
         self._scheduler.depart(0, work)
+        late = {item.sequence for item in work if item.sequence.request.sampling.logprobs}
+        over: set[Running] = set()  # of the late ones
         recorded = 0
         try:
             while not burst.is_over(POLL_S):
-                steps = 0 if step.asks_top else burst.steps  # alternatives come with the answer
+                steps = burst.steps
                 if steps > recorded:
-                    self._record(work, StepTokens(*burst.tokens(recorded, steps)))
+                    tokens = StepTokens(*burst.tokens(recorded, steps))
+                    self._record(work, tokens, late)
+                    over |= self._ended(work, tokens) & late
                     self._hand_out()
                     recorded = steps
-                if self._policy.must_end(self._scheduler, work):
+                ended = len(over) + sum(item.sequence.status is Status.FINISHED for item in work)
+                if self._policy.must_end(self._scheduler, ended, len(work)):
                     burst.end_early()
-            return self._pipeline.finish(step, burst).behind(recorded)
+            result = self._pipeline.finish(step, burst)
+            self._pipeline.bursts.ended(None)
+            self.stats.steps += result.steps
+            self._record(work, result.behind(recorded), late)
+            self._record(work, result, {item.sequence for item in work} - late)
         finally:
             burst.is_over()  # else a stage might write to blocks that are given back
             self._scheduler.arrive(0, work)
+
+    def _ended(self, work: Sequence[Work], tokens: StepTokens) -> set[Running]:
+        """Sequences with a token that ends them."""
+        return {
+            item.sequence
+            for item, ids in zip(work, tokens.ids, strict=True)
+            if min(ids) < 0 or not (item.sequence.request.sampling.ignore_eos or self._eos.isdisjoint(ids))
+        }
 
     def _begin(self, group: int) -> None:
         self._scheduler.balance(group)
@@ -163,10 +187,10 @@ class Stepping:
         else:
             self._overlap.begin(group, work, step)
 
-    def _record(self, work: Sequence[Work], result: StepTokens) -> None:
+    def _record(self, work: Sequence[Work], result: StepTokens, without: Collection[Running] = ()) -> None:
+        """Take the tokens in, but for those of some sequences."""
         if not result.steps:
             return
-        self.stats.steps += result.steps
         events: list[Event] = []
         row = 0
         for item in work:
@@ -175,7 +199,7 @@ class Stepping:
                 if not item.samples:
                     item.sequence.computed = item.end
                     continue
-            if item.sequence.status is Status.RUNNING:  # else it ended while its step ran
+            if item.sequence.status is Status.RUNNING and item.sequence not in without:  # else it ended meanwhile
                 events += record(_present(item), result, row, self._eos)
             row += 1
         for event in events:

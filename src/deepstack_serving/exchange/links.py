@@ -160,7 +160,10 @@ class ExchangeDoor:
 
     def _open(self, name: str) -> Exchange:
         if self._exchange is None or self._exchange.path.name != name:
-            self._exchange = Exchange.open(name, self._folder)
+            opened = Exchange.open(name, self._folder)
+            if self._exchange is not None:
+                self._exchange.unpin()
             if self._on_gpu:
-                self._exchange.pin()
+                opened.pin()
+            self._exchange = opened
         return self._exchange

@@ -11,6 +11,7 @@ Numbers are single aligned words that one side writes and the others read; a mes
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import re
@@ -82,12 +83,25 @@ class Exchange:
         self.path = path
         self.words = memoryview(memory).cast("q")
         self.bytes = torch.from_numpy(np.frombuffer(memory, dtype=np.uint8))
+        self._is_pinned = False
 
     def pin(self) -> None:
         """Let a GPU copy from and to the region directly; where that is refused, copies are slower but as right."""
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        with suppress(RuntimeError):
+        try:
             torch.cuda.check_error(runtime.cudaHostRegister(self.bytes.data_ptr(), self.bytes.nbytes, 0))
+            self._is_pinned = True
+        except RuntimeError as error:
+            logging.getLogger(__name__).warning("shared memory cannot be pinned, copies are slower: %s", error)
+            with suppress(RuntimeError):  # the driver keeps the refusal for the next launch
+                torch.zeros(1, device="cuda")
+
+    def unpin(self) -> None:
+        """Before the memory goes: another region may get its addresses, which a GPU would take for this one's."""
+        if self._is_pinned:
+            runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            torch.cuda.check_error(runtime.cudaHostUnregister(self.bytes.data_ptr()))
+            self._is_pinned = False
 
     @classmethod
     def create(cls, sizes: Sequence[LinkSize], folder: Path = REGION_DIRECTORY) -> Exchange:
