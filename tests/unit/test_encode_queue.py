@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from deepstack_serving.engine import engine as engine_module
 from deepstack_serving.engine.encode_queue import EncodeQueue
 from deepstack_serving.engine.encoder import Done
 from deepstack_serving.engine.sequence import EncodedBatch, Features, Sequence, Status
 from deepstack_serving.families.base import Positions
+from tests.support.asking import ONE_IMAGE, submit
+from tests.support.local import LocalServer, local_settings
 from tests.support.sequences import sequence
 
 STEP_TOKENS = 100
@@ -89,3 +93,14 @@ def test_request_that_ended_meanwhile_is_not_encoded(queue: EncodeQueue, encoder
         queue.add(item)
     queue.begin([second], done)
     assert encoder.taken == [second]
+
+
+def test_next_image_is_encoded_at_once_when_an_answer_ends_with_its_prompt(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "IDLE_WAIT_S", 600.0)
+    settings = local_settings(checkpoint, prefill_token_budget=16, max_running_requests=16)
+    with LocalServer(settings, held=True) as server:
+        replies = [submit(server, ONE_IMAGE, max_tokens=1, logprobs=0) for _ in range(4)]
+        server.start()
+        assert [reply.wait().finals for reply in replies] == [1] * 4

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from deepstack_serving.checkpoint import open_checkpoint
-from deepstack_serving.engine import engine as engine_module
 from deepstack_serving.engine.encoder import Encoder
 from deepstack_serving.engine.ports import Output
 from deepstack_serving.engine.sequence import Sequence, Status
@@ -229,17 +228,6 @@ def test_step_that_fails_once_is_made_up_for(checkpoint: Path, solo: list[Answer
     with server_of(checkpoint, fail_once) as server:
         answers = ask_together(server, [TEXT, Ask("a"), TEXT])
     assert [answers[0].ids, answers[2].ids] == [solo[0].ids] * 2
-
-
-def test_next_image_is_encoded_at_once_when_an_answer_ends_with_its_prompt(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine_module, "IDLE_WAIT_S", 600.0)
-    settings = local_settings(checkpoint, prefill_token_budget=16, max_running_requests=16)
-    with LocalServer(settings, held=True) as server:
-        replies = [submit(server, ONE_IMAGE, max_tokens=1, logprobs=0) for _ in range(4)]
-        server.start()
-        assert [reply.wait().finals for reply in replies] == [1] * 4
 
 
 def test_encoder_that_gives_another_number_of_tokens_fails_the_request(checkpoint: Path) -> None:
