@@ -6,7 +6,6 @@ import hashlib
 import logging
 import time
 from contextlib import AbstractContextManager
-from importlib.metadata import version
 
 import torch
 import transformers
@@ -54,7 +53,7 @@ def compiling_alone(settings: Settings, device: str, stage: object) -> AbstractC
     its `repr` shows it.
     """
     sizes = (settings.compile, settings.decode_batch_sizes, settings.prefill_graph_tokens, settings.block_size)
-    versions = (torch.__version__, transformers.__version__, version("deepstack-serving"))
+    versions = (torch.__version__, transformers.__version__)
     gpu = torch.cuda.get_device_name(device) if device.startswith("cuda") else device
     code = hashlib.sha256(repr((stage, sizes, versions, gpu)).encode()).hexdigest()
     return exclusive(settings.compile_cache_folder, device, code)
