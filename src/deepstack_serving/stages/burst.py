@@ -85,9 +85,10 @@ def run_burst(
             one = replace(one, tensors={**one.tensors, "input_ids" if plan.is_first else "hidden_states": target})
             if is_alone:
                 target.copy_(results["next_ids"])
-            elif not links.incoming.receive(target):
-                break
-            if plan.is_first and links.is_ending:
+            has_rows = is_alone or links.incoming.receive(target)
+            if not has_rows or (plan.is_first and links.is_ending):
+                if not plan.is_last:
+                    links.outgoing.send_end()
                 break
         results = run_one(one)
         if plan.is_last:
@@ -95,10 +96,6 @@ def run_burst(
             answers.append({name: tensor for name, tensor in results.items() if name not in TOKENS})
         else:
             links.outgoing.send(results["hidden_states"])
-    else:
-        return _answer(tokens, answers, results)
-    if not plan.is_last:
-        links.outgoing.send_end()
     return _answer(tokens, answers, results)
 
 

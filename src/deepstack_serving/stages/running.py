@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import transformers
@@ -48,10 +48,12 @@ def make_runner(settings: Settings, layers: DecoderLayers, pool: KVPool, sizes: 
     return StepRunner(layers, pool, sizes, ends, compiled)
 
 
-def compiling_alone(settings: Settings, device: str, stage: object) -> AbstractContextManager[None]:
+def compiling_alone(settings: Settings, device: str, stage: object, *, compiles: bool) -> AbstractContextManager[None]:
     """Stands around the first runs of compiled code; see `exclusive`. `stage`: what tells its code from others', as
     its `repr` shows it.
     """
+    if not compiles:
+        return nullcontext()
     sizes = (settings.compile, settings.decode_batch_sizes, settings.prefill_graph_tokens, settings.block_size)
     versions = (torch.__version__, transformers.__version__)
     gpu = torch.cuda.get_device_name(device) if device.startswith("cuda") else device
@@ -66,10 +68,8 @@ def start_graphs(settings: Settings, layers: DecoderLayers, runner: StepRunner, 
         refusal = layers.family.capture_refusal(layers.model.config)
         if refusal is not None:
             raise SettingsError(f"setting 'execution': {refusal}; set it to 'eager', or 'graph_fallback' to true")
-        if runner.is_compiled:
-            with compiling_alone(settings, runner.device, (layers.plan, layers.model.config)):
-                runner.capture(recorder)
-        else:
+        stage = (layers.plan, layers.model.config)
+        with compiling_alone(settings, runner.device, stage, compiles=runner.is_compiled):
             runner.capture(recorder)
     except SettingsError as error:
         if not settings.graph_fallback:

@@ -99,10 +99,7 @@ class VisionStage:
         if tower is None:
             return
         self.runner = TowerRunner(tower, self._settings)
-        if self.runner.is_compiled:
-            with compiling_alone(self._settings, self.device, self._model.config):
-                self.runner.start(recorder)
-        else:
+        with compiling_alone(self._settings, self.device, self._model.config, compiles=self.runner.is_compiled):
             self.runner.start(recorder)
         execution = "graph" if self.runner.captures else "eager"
         self.info = replace(self.info, execution=execution, compiled=self.runner.is_compiled)
