@@ -208,7 +208,7 @@ def test_who_asks_for_alternatives_holds_nobody_else_up(checkpoint: Path, monkey
 
 
 @one_family
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("stages", [1, 2, 4])
 def test_request_that_comes_ends_the_burst(checkpoint: Path, stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with server_of(checkpoint, stages, 64) as server:
         alone = [summary([submit(server, ask, max_tokens=40, logprobs=0)]) for ask in ASKS[:2] if not server.start()]
