@@ -100,7 +100,7 @@ class Settings:
     graph_fallback: bool = _setting(boolean(), False)
     decode_batch_sizes: tuple[int, ...] = _setting(ascending(1, 4096), (1, 2, 4, 8, 16, 32, 64))
     prefill_graph_tokens: tuple[int, ...] = _setting(
-        ascending(1, 65_536), (64, *range(128, 1537, 128), 1792, 2048, 2560, 3072, 3584, 4096)
+        ascending(1, 65_536), (64, *range(128, 4097, 128))
     )
     compile: str = _setting(choice("off", "layers", "autotune"), "layers")
     compile_cache_folder: Path = _setting(

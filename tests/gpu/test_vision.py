@@ -75,7 +75,7 @@ def assert_graphs_equal_eager(checkpoint: Path, compile_mode: str = "off") -> No
         assert_equal(encode(graphs, images, videos), encode(eager, images, videos))
     assert graphs.runner is not None
     assert eager.runner is not None
-    assert len(graphs.runner.captured) == 6  # two examples, two sizes, two images together, the video
+    assert len(graphs.runner.captured) == 8  # four examples, two sizes, two images together, the video
     assert (graphs.info.execution, eager.info.execution) == ("graph", "eager")
     assert eager.runner.captured == ()
 

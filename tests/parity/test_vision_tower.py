@@ -151,7 +151,7 @@ def test_recorded_runs_equal_plain_ones_in_any_order(checkpoint: Path) -> None:
         for name, tensor in encode(plain, *files, videos=videos).items():
             assert torch.allclose(features[name], tensor, rtol=0, atol=TOLERANCE), name
     assert recorded.runner is not None
-    assert len(recorded.runner.captured) == 6  # two examples, two sizes, two images together, the video
+    assert len(recorded.runner.captured) == 8  # four examples, two sizes, two images together, the video
     assert (recorded.info.execution, plain.info.execution) == ("graph", "eager")
 
 

@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 import torch
 
-WARM_UP_RUNS = 2  # the first compiles and picks kernels, which a capture does not allow
 
 
 class Replay(Protocol):
@@ -47,8 +46,7 @@ class CudaRecorder:
         with torch.cuda.device(self._device):
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
-                for _ in range(WARM_UP_RUNS):
-                    function()
+                function()  # compiles and picks kernels, which a capture does not allow
             torch.cuda.synchronize()
             torch.cuda.empty_cache()  # what warming up took: no other stream could use it
             graph = torch.cuda.CUDAGraph()

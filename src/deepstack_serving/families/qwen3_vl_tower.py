@@ -23,7 +23,8 @@ from deepstack_serving.families.vision_tower import CapturableTower, Compiler, T
 from deepstack_serving.feature_cache import FeatureCache
 
 GRID_BYTES = 64 * 2**20  # of what is kept for grids that were seen: 64 bytes a patch
-_EXAMPLES = ((7, 9), (7, 18))  # in tokens; as many rows as a layer has columns would be compiled for that number alone
+# Images, and their size in tokens; as many rows as a layer has columns would be compiled for that number alone.
+_EXAMPLES = ((1, 7, 9), (1, 7, 18), (2, 7, 9), (2, 7, 18))
 
 
 @dataclass(frozen=True)
@@ -106,10 +107,10 @@ class GridTower(CapturableTower):
             blocks[number] = SharedBlock(block, function)
 
     def examples(self) -> Iterator[dict[str, torch.Tensor]]:
-        for size in _EXAMPLES:
+        for images, *size in _EXAMPLES:
             down, across = (length * self._merge for length in size)
-            pixels = torch.zeros(down * across, self._patch)
-            yield {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, down, across]])}
+            pixels = torch.zeros(images * down * across, self._patch)
+            yield {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, down, across]] * images)}
 
     def _grids(self, grid: torch.Tensor) -> _Grids:
         """transformers' own functions, on the host."""
