@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,8 +27,13 @@ def stage_device(settings: Settings, model_name: str) -> str:
 
 
 def use_device(device: str) -> None:
-    """Make a GPU the current one of this thread, the only one whose tensors torch hands to others (DLPack)."""
+    """Make a GPU the current one of this thread, the only one whose tensors torch hands to others (DLPack).
+
+    To be called before torch allocates anything there: its segments are to grow and shrink by pages, so that what
+    loading leaves unused can be given back.
+    """
     if device != "cpu":
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
         torch.cuda.set_device(device)
         torch.cuda.synchronize()  # there is a context from now on
         trim_stacks()

@@ -64,6 +64,8 @@ def _load(checkpoint: Checkpoint, device: str, plan: StagePlan | None, attention
     _check_report(checkpoint.folder, model, report)
     if checkpoint.adapter is not None:
         merge_adapter(model, checkpoint.adapter)
+    if device != "cpu":
+        torch.cuda.empty_cache()
     return cast(nn.Module, model.eval().requires_grad_(False))
 
 
