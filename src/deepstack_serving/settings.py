@@ -99,9 +99,7 @@ class Settings:
     execution: str = _setting(choice("auto", "eager", "graph"), "auto")
     graph_fallback: bool = _setting(boolean(), False)
     decode_batch_sizes: tuple[int, ...] = _setting(ascending(1, 4096), (1, 2, 4, 8, 16, 32, 64))
-    prefill_graph_tokens: tuple[int, ...] = _setting(
-        ascending(1, 65_536), (64, *range(128, 4097, 128))
-    )
+    prefill_graph_tokens: tuple[int, ...] = _setting(ascending(1, 65_536), (64, *range(128, 4097, 128)))
     compile: str = _setting(choice("off", "layers", "autotune"), "layers")
     compile_cache_folder: Path = _setting(
         Rule(_path, "a folder by its whole path, which is made if it is not there"), _compile_cache()

@@ -67,6 +67,9 @@ class NoRecorder:
     def record(self, function: Callable[[], dict[str, torch.Tensor]]) -> Replay:
         raise RuntimeError("operation not permitted when stream is capturing")
 
+    def cut(self) -> None:
+        pass
+
 
 def images(*lengths: int, value: float = 1.0) -> dict[str, torch.Tensor]:
     return {"pixels": torch.full((sum(lengths), WIDTH), value), "lengths": torch.tensor(lengths)}

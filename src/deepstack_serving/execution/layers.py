@@ -55,8 +55,12 @@ class DecoderLayers:
         packed: Callable[[int], Any],
         inject: Inject | None,
         functions: LayerFunctions | None = None,
+        after: Callable[[int], None] | None = None,
     ) -> torch.Tensor:
-        """hidden [rows, width] through all layers; position_ids [axes, rows]; `inject` None: no row has features."""
+        """hidden [rows, width] through all layers; position_ids [axes, rows]; `inject` None: no row has features.
+
+        `after` is called behind each layer with the number of layers that are done.
+        """
         call, rotate = (functions.layer, functions.rotary) if functions else (self.call, self.rotary)
         rotary = rotate(hidden[None], position_ids[:, None])
         before = self.family.injection is InjectionPoint.BEFORE_LAYER
@@ -67,4 +71,6 @@ class DecoderLayers:
             hidden = call(layer, hidden[None], rotary, packed(layer))[0]
             if inject is not None and injects and not before:
                 hidden = inject(layer, hidden)
+            if after is not None:
+                after(layer - self.plan.first_layer + 1)
         return hidden

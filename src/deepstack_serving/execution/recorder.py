@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 import torch
-
 
 
 class Replay(Protocol):
@@ -23,15 +23,19 @@ class Recorder(Protocol):
     def record(self, function: Callable[[], dict[str, torch.Tensor]]) -> Replay:
         """`function` takes no arguments: it reads static buffers."""
 
+    def cut(self) -> None:
+        """To be called by the function between two parts: the device begins with one while the next is launched."""
+
 
 class GraphReplay:
-    """A captured CUDA graph."""
+    """Captured CUDA graphs, one part of the function after the other."""
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, output: dict[str, torch.Tensor]) -> None:
-        self._graph, self.output = graph, output
+    def __init__(self, parts: Sequence[torch.cuda.CUDAGraph], output: dict[str, torch.Tensor]) -> None:
+        self._parts, self.output = tuple(parts), output
 
     def __call__(self) -> None:
-        self._graph.replay()
+        for part in self._parts:
+            part.replay()
 
 
 class CudaRecorder:
@@ -41,6 +45,8 @@ class CudaRecorder:
         self._device = torch.device(device)
         self._pool: Any = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._parts: list[torch.cuda.CUDAGraph] = []
+        self._capture: ExitStack | None = None
 
     def record(self, function: Callable[[], dict[str, torch.Tensor]]) -> Replay:
         with torch.cuda.device(self._device):
@@ -49,11 +55,30 @@ class CudaRecorder:
                 function()  # compiles and picks kernels, which a capture does not allow
             torch.cuda.synchronize()
             torch.cuda.empty_cache()  # what warming up took: no other stream could use it
-            graph = torch.cuda.CUDAGraph()
-            # Other threads may go on using the device meanwhile: those that prepare images do.
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            self._parts.clear()
+            self._begin()
+            try:
                 output = function()
-        return GraphReplay(graph, output)
+            finally:
+                self._end()
+        return GraphReplay(self._parts, output)
+
+    def cut(self) -> None:
+        if self._capture is not None:
+            self._end()
+            self._begin()
+
+    def _begin(self) -> None:
+        graph, self._capture = torch.cuda.CUDAGraph(), ExitStack()
+        # Other threads may go on using the device meanwhile: those that prepare images do.
+        capture = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
+        self._capture.enter_context(capture)
+        self._parts.append(graph)
+
+    def _end(self) -> None:
+        capture, self._capture = self._capture, None
+        if capture is not None:
+            capture.close()
 
 
 class CallReplay:
@@ -73,3 +98,6 @@ class CallRecorder:
 
     def record(self, function: Callable[[], dict[str, torch.Tensor]]) -> Replay:
         return CallReplay(function)
+
+    def cut(self) -> None:
+        pass

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from deepstack_serving.execution.slots import SlotRegistry, SlotSpec
 from deepstack_serving.kv_pool import KVPool
 from deepstack_serving.wire import deepstack_name
 
+CUTS = (1, 4)  # layers behind which a step's graph is cut: launching all of it takes as long as some layers do
 Head = Callable[[torch.Tensor], dict[str, torch.Tensor]]
 Embed = Callable[[torch.Tensor], torch.Tensor]
 
@@ -157,7 +159,7 @@ class StepRunner:
         for number, bucket in enumerate(sorted(buckets, key=lambda item: -item.rows)):
             started = time.monotonic()
             try:
-                self._replays[bucket] = recorder.record(lambda bucket=bucket: self._captured(bucket))  # type: ignore[misc]
+                self._replays[bucket] = recorder.record(partial(self._captured, bucket, recorder.cut))
             except RuntimeError as error:
                 self._replays.clear()
                 raise SettingsError(
@@ -209,6 +211,7 @@ class StepRunner:
         inject: Inject | None,
         functions: LayerFunctions | None,
         with_head: bool,
+        after: Callable[[int], None] | None = None,
     ) -> dict[str, torch.Tensor]:
         def packed(layer: int) -> PagedLayer:
             keys, values = self._pool.layer(layer)
@@ -216,10 +219,10 @@ class StepRunner:
                 keys, values, **{name: layout[name] for name in NAMES[1:]}, max_query_length=max_query_length
             )
 
-        hidden = self._layers.run(hidden, layout["position_ids"].T, packed, inject, functions)
+        hidden = self._layers.run(hidden, layout["position_ids"].T, packed, inject, functions, after)
         return self._head(hidden) if with_head and self._head else {"hidden": hidden}
 
-    def _captured(self, bucket: _Bucket) -> dict[str, torch.Tensor]:
+    def _captured(self, bucket: _Bucket, cut: Callable[[], None]) -> dict[str, torch.Tensor]:
         """What a graph of this size computes, over the slots."""
         sequences = bucket.sequences
         ends = {"block_tables": sequences, "context_lengths": sequences, "query_starts": sequences + 1}
@@ -230,6 +233,10 @@ class StepRunner:
         def inject(layer: int, hidden: torch.Tensor) -> torch.Tensor:
             return hidden + slot(deepstack_name(layer))
 
+        def after(layers: int) -> None:
+            if layers in CUTS and layers < self._layers.plan.end_layer - self._layers.plan.first_layer:
+                cut()
+
         layout = {name: slot(name) for name in NAMES}
         output = self._forward(
             self._hidden(slot(self._entering_slot if bucket.is_decode else "hidden")),
@@ -238,6 +245,7 @@ class StepRunner:
             None if bucket.is_decode else inject,
             self._decode if bucket.is_decode else self._prefill,
             bucket.is_decode,
+            after,
         )
         if bucket.is_decode:
             position_ids, slots, tables, contexts = (layout[name] for name in ADVANCED)
