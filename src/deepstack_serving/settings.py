@@ -179,6 +179,14 @@ def keep_compiled_code(settings: Settings) -> None:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(settings.compile_cache_folder)  # torch takes it from there alone
 
 
+def allocate_by_pages() -> None:
+    """Let torch's memory on GPUs grow and shrink by pages, so that what loading leaves unused can be given back.
+
+    To be called before it allocates any; what the environment says already holds.
+    """
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+
+
 def _parse(key: str, text: str, source: str) -> Any:
     rule = RULES[key]
     try:

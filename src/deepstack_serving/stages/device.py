@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ import torch
 
 from deepstack_serving.errors import SettingsError, StageError, UnavailableError
 from deepstack_serving.gpu_memory import free_bytes, in_gibibytes, trim_stacks
-from deepstack_serving.settings import Settings
+from deepstack_serving.settings import Settings, allocate_by_pages
 
 
 def stage_device(settings: Settings, model_name: str) -> str:
@@ -29,11 +28,10 @@ def stage_device(settings: Settings, model_name: str) -> str:
 def use_device(device: str) -> None:
     """Make a GPU the current one of this thread, the only one whose tensors torch hands to others (DLPack).
 
-    To be called before torch allocates anything there: its segments are to grow and shrink by pages, so that what
-    loading leaves unused can be given back.
+    To be called before torch allocates anything there.
     """
     if device != "cpu":
-        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+        allocate_by_pages()
         torch.cuda.set_device(device)
         torch.cuda.synchronize()  # there is a context from now on
         trim_stacks()
