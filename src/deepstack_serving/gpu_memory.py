@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import torch
 
-STACK_BYTES = 256
+STACK_BYTES = 128
 _STACK_SIZE = 0  # the driver's number for this limit
 
 
@@ -30,7 +30,7 @@ def in_gibibytes(count: float) -> str:
 def trim_stacks() -> None:
     """Lower what this process's CUDA contexts keep for stacks: by default 1 KiB for each thread that a GPU can run.
 
-    That is 200 MB a process on an H200. A kernel that is known to need more still gets it; this is for those of which
+    That is 240 MB a process on an H200. A kernel that is known to need more still gets it; this is for those of which
     it is not known. Where the driver refuses, all stays as it was.
     """
     with suppress(OSError, AttributeError):

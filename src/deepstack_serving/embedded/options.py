@@ -37,7 +37,7 @@ class ServerOptions:
     shared_memory_growth_bytes: int = 64 * _MEBIBYTE
     # On every GPU, for tensors that cross between models: 32 images of 1,024 tokens, 4 tensors of 4,096 bfloat16 values
     # each. What finds no room there gets memory of its own for the one crossing, which is right and slower.
-    cuda_memory_pool_bytes: int = 512 * _MEBIBYTE
+    cuda_memory_pool_bytes: int = 256 * _MEBIBYTE
     exit_timeout_s: int = 30
     answer_timeout_s: float = 60.0
     run_directory: Path | None = None
