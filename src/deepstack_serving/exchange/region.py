@@ -16,6 +16,7 @@ import mmap
 import os
 import re
 import secrets
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -83,25 +84,34 @@ class Exchange:
         self.path = path
         self.words = memoryview(memory).cast("q")
         self.bytes = torch.from_numpy(np.frombuffer(memory, dtype=np.uint8))
-        self._is_pinned = False
+        self._registration: weakref.finalize[..., Any] | None = None
+
+    @property
+    def is_pinned(self) -> bool:
+        return self._registration is not None and self._registration.alive
 
     def pin(self) -> None:
-        """Let a GPU copy from and to the region directly; where that is refused, copies are slower but as right."""
+        """Let a GPU copy from and to the region directly; where that is refused, copies are slower but as right.
+
+        That ends with `unpin` or with this object, before the memory goes: another mapping may get its addresses,
+        which a GPU would take for this one's.
+        """
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        address = self.bytes.data_ptr()
         try:
-            torch.cuda.check_error(runtime.cudaHostRegister(self.bytes.data_ptr(), self.bytes.nbytes, 0))
-            self._is_pinned = True
+            torch.cuda.check_error(runtime.cudaHostRegister(address, self.bytes.nbytes, 0))
         except RuntimeError as error:
             logging.getLogger(__name__).warning("shared memory cannot be pinned, copies are slower: %s", error)
             with suppress(RuntimeError):  # the driver keeps the refusal for the next launch
                 torch.zeros(1, device="cuda")
+            return
+        self._registration = weakref.finalize(self, runtime.cudaHostUnregister, address)
+        self._registration.atexit = False  # the process's end does it
 
     def unpin(self) -> None:
-        """Before the memory goes: another region may get its addresses, which a GPU would take for this one's."""
-        if self._is_pinned:
-            runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            torch.cuda.check_error(runtime.cudaHostUnregister(self.bytes.data_ptr()))
-            self._is_pinned = False
+        """Nothing of the region is pinned any more."""
+        if self._registration is not None:
+            self._registration()
 
     @classmethod
     def create(cls, sizes: Sequence[LinkSize], folder: Path = REGION_DIRECTORY) -> Exchange:
