@@ -85,6 +85,7 @@ def test_unknown_parameters_are_refused_as_ever(server: LocalServer) -> None:
 
 
 def test_graphs_are_refused_where_no_stage_runs_them(server: LocalServer) -> None:
+    answer(ask(server, TEXT))  # the stages have said what they run
     text = refusal(ask(server, TEXT, audit_execution="graph"))
     assert text.startswith("[INVALID_ARG] request parameter 'audit_execution' is 'graph', but no language stage")
 

@@ -93,6 +93,7 @@ class StepRunner:
         self.device = str(pool.keys.device)
         self._replays: dict[_Bucket, Replay] = {}
         self._last: tuple[_Bucket, int] | None = None
+        self._leaving = torch.empty(0)  # what prompt steps end with: each graph would keep one of its own
         self.continued = 0  # decode steps that needed no new layout
         self.slots = SlotRegistry((), self.device)
 
@@ -156,6 +157,7 @@ class StepRunner:
         buckets = [_decode_bucket(size) for size in self._sizes.decode]
         buckets += [self._prefill_bucket(size) for size in self._sizes.prefill]
         self.slots = SlotRegistry(self._specs(), self.device)
+        self._leaving = torch.empty_like(self.slots.buffer("hidden")[: max(self._sizes.prefill, default=0)])
         for number, bucket in enumerate(sorted(buckets, key=lambda item: -item.rows)):
             started = time.monotonic()
             try:
@@ -194,7 +196,9 @@ class StepRunner:
         return "hidden" if self._embed is None else "input_ids"
 
     def _hidden(self, entering: torch.Tensor) -> torch.Tensor:
-        return self._embed(entering.to(self.device)) if self._embed and entering.ndim == 1 else entering
+        if self._embed is None or entering.ndim > 1:
+            return entering
+        return self._embed(entering.to(self.device, non_blocking=True))
 
     def _eager(self, hidden: torch.Tensor, step: StepRows, features: StepFeatures | None) -> dict[str, torch.Tensor]:
         layout = {name: tensor.to(self.device, non_blocking=True) for name, tensor in step.tensors().items()}
@@ -250,7 +254,8 @@ class StepRunner:
         if bucket.is_decode:
             position_ids, slots, tables, contexts = (layout[name] for name in ADVANCED)
             self._advance(position_ids, slots, tables, contexts, self._pool.block_size)
-        return output
+            return output
+        return {"hidden": self._leaving[: bucket.rows].copy_(output["hidden"])}
 
     def _refresh(self, bucket: _Bucket, entering: torch.Tensor, step: StepRows, features: StepFeatures | None) -> None:
         values: dict[str, torch.Tensor | None] = dict(step.with_sequences(bucket.sequences).tensors())

@@ -71,9 +71,9 @@ class GridImageProcessing(ImageProcessing):
         pixels = [item for item in fitted if isinstance(item, torch.Tensor)]
         if self._values is None or len(pixels) < len(fitted):
             return dict(self._processor(images=list(fitted), return_tensors="pt"))
-        values = self._values.to(device)
+        values = self._values.to(device, non_blocking=True)
         patch = self._processor.patch_size
-        rows = [self._rows(item.to(device), values) for item in pixels]
+        rows = [self._rows(item.to(device, non_blocking=True), values) for item in pixels]
         grids = [(1, item.shape[1] // patch, item.shape[2] // patch) for item in pixels]
         return {"pixel_values": torch.cat(rows), "image_grid_thw": torch.tensor(grids, dtype=torch.int64)}
 

@@ -44,6 +44,8 @@ from deepstack_serving.wire import (
 CPU_POOL_TOKENS = 32_768
 MAX_TOP_COUNT = 64
 
+ImageRows = tuple[torch.Tensor, torch.Tensor]  # packed rows with image features, and those features' rows
+
 
 class LanguageStage:
     """Loads its own weights and owns the KV pool of its layers."""
@@ -147,8 +149,9 @@ class LanguageStage:
         if self._continues(call):
             results, features = self.runner.continue_decode(_wanted(call, outputs)), {}
         else:
-            features = {name: tensor.to(self.device) for name, tensor in call.features.items()}
-            results = self._run_layers(self._enter(call, features), call, features, outputs)
+            features = {name: self._moved(tensor) for name, tensor in call.features.items()}
+            rows = self._image_rows(call)
+            results = self._run_layers(self._enter(call, features, rows), call, features, rows, outputs)
         if self.plan.is_last:
             return self._sample(results, call, outputs)
         # Copies: what the server sends must not alias what the caller or a later call may rewrite.
@@ -157,16 +160,21 @@ class LanguageStage:
         }
         return {"hidden_states": results["hidden"], **forwarded}
 
-    def _enter(self, call: LanguageCall, features: dict[str, torch.Tensor]) -> torch.Tensor:
+    def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        """On this stage's device, without waiting for it: with another process on a GPU each wait may last until that
+        one's time slice is over. Host tensors of a call are kept until its end, where the device is waited for.
+        """
+        return tensor.to(self.device, non_blocking=True)
+
+    def _enter(self, call: LanguageCall, features: dict[str, torch.Tensor], rows: ImageRows | None) -> torch.Tensor:
         """The rows that layer `first_layer` takes, [rows, width], or the token ids [rows] that they are to be."""
         if not self.plan.is_first:
-            return call.tensors["hidden_states"].to(self.device)
+            return self._moved(call.tensors["hidden_states"])
         ids = call.tensors["input_ids"]
-        if not call.has_images:
+        if rows is None:
             return ids
-        rows, sources = self._image_rows(call)
         return self._family.replace_image_rows(
-            self._embed(ids.to(self.device)), rows, features.get("image_embeds"), sources
+            self._embed(self._moved(ids)), rows[0], features.get("image_embeds"), rows[1]
         )
 
     def _embed(self, ids: torch.Tensor) -> torch.Tensor:
@@ -174,30 +182,37 @@ class LanguageStage:
         return self._family.embed(self._model, ids.clamp_min(0))
 
     def _run_layers(
-        self, entering: torch.Tensor, call: LanguageCall, features: dict[str, torch.Tensor], outputs: Collection[str]
+        self,
+        entering: torch.Tensor,
+        call: LanguageCall,
+        features: dict[str, torch.Tensor],
+        rows: ImageRows | None,
+        outputs: Collection[str],
     ) -> dict[str, torch.Tensor]:
         """Rows or token ids through the layers; for a decode step of the last stage on a GPU, what the head made."""
-        injected = self._step_features(call, features)
+        injected = self._step_features(features, rows)
         has_layers = self.plan.first_layer < self.plan.end_layer
         if call.block_tables is not None and self.runs_paged and has_layers and len(entering):
-            rows = step_rows(call, call.block_tables, self._pool.block_size)
-            return self.runner.run(entering, rows, injected, _wanted(call, outputs), eager=call.eager)
-        hidden = self._embed(entering.to(self.device)) if entering.ndim == 1 else entering
+            step = step_rows(call, call.block_tables, self._pool.block_size)
+            return self.runner.run(entering, step, injected, _wanted(call, outputs), eager=call.eager)
+        hidden = self._embed(self._moved(entering)) if entering.ndim == 1 else entering
         if len(hidden) == 0 or not has_layers:
             return {"hidden": hidden.clone()}
-        step = packed_step(call, self._pool, self.device)
+        packed = packed_step(call, self._pool, self.device)
         inject = None if injected is None else injected.add
-        positions = call.tensors["position_ids"].to(self.device)
-        return {"hidden": self._layers.run(hidden, positions, lambda _: step, inject)}
+        positions = self._moved(call.tensors["position_ids"])
+        return {"hidden": self._layers.run(hidden, positions, lambda _: packed, inject)}
 
-    def _step_features(self, call: LanguageCall, features: dict[str, torch.Tensor]) -> StepFeatures | None:
-        if not call.has_images or not self.plan.injected:
+    def _step_features(self, features: dict[str, torch.Tensor], rows: ImageRows | None) -> StepFeatures | None:
+        if rows is None or not self.plan.injected:
             return None
         own = {layer: features[deepstack_name(layer)] for layer in self.plan.injected}
-        return StepFeatures(own, *self._image_rows(call))
+        return StepFeatures(own, *rows)
 
-    def _image_rows(self, call: LanguageCall) -> tuple[torch.Tensor, torch.Tensor]:
-        return call.tensors["image_rows"].to(self.device), call.tensors["feature_rows"].to(self.device)
+    def _image_rows(self, call: LanguageCall) -> ImageRows | None:
+        if not call.has_images:
+            return None
+        return self._moved(call.tensors["image_rows"]), self._moved(call.tensors["feature_rows"])
 
     def _head(self, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
         """Greedy choice and logits of every row."""
@@ -210,9 +225,7 @@ class LanguageStage:
     ) -> dict[str, torch.Tensor]:
         rows = call.tensors["sample_rows"]
         asks_top = _asks_top(outputs)
-        sampling = {
-            spec.name: call.tensors[spec.name].to(self.device) for spec in SAMPLING if spec.name in call.tensors
-        }
+        sampling = {spec.name: self._moved(call.tensors[spec.name]) for spec in SAMPLING if spec.name in call.tensors}
         forced = call.tensors.get("forced_ids")
         if "next_ids" in results and forced is None and not sampling and not asks_top:
             return {name: _take(results[name], rows) for name in ("next_ids", "logprobs")}
@@ -223,7 +236,7 @@ class LanguageStage:
         choice = choose(
             logits,
             SamplingTensors(**sampling) if sampling else None,
-            None if forced is None else forced.to(self.device),
+            None if forced is None else self._moved(forced),
         )
         chosen = {"next_ids": choice.ids, "logprobs": choice.logprobs}
         if asks_top:
@@ -260,4 +273,4 @@ def _take(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """tensor[rows]; the tensor itself where that is all of it, as in a decode step."""
     if len(rows) == len(tensor) and torch.equal(rows, torch.arange(len(rows))):
         return tensor
-    return tensor.index_select(0, rows.to(tensor.device))
+    return tensor.index_select(0, rows.to(tensor.device, non_blocking=True))
