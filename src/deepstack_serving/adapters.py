@@ -17,7 +17,7 @@ import torch
 from deepstack_serving import triton_bridge as bridge
 from deepstack_serving.checkpoint import Checkpoint, open_checkpoint
 from deepstack_serving.settings import Settings, load_settings
-from deepstack_serving.stages.cpu_threads import bind_cpu_threads
+from deepstack_serving.stages.cpu_threads import bind_cpu_threads, use_one_cpu_thread
 from deepstack_serving.stages.device import stage_device, use_device
 from deepstack_serving.stages.media_call import media_files
 from deepstack_serving.stages.place import StagePlace, stage_names
@@ -113,6 +113,7 @@ class OrchestratorModel:
 
         check_declared(ORCHESTRATOR, bridge.declared(model_config), ORCHESTRATOR_INTERFACE)
         names = stage_names(bridge.parameters_of(model_config))
+        use_one_cpu_thread()
         self._orchestrator = Orchestrator(load_settings(), bridge.TritonStagePort(), names)
         self._gauges = bridge.Gauges(METRICS, COUNTERS)
         self._closing = threading.Event()

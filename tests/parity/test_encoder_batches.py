@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 
@@ -45,10 +46,9 @@ class DevicePort(LocalPort):
         return handle
 
 
-class GatheringEncoder(Encoder):
-    """As a GPU's, once so many requests wait; in the caller's thread."""
+class BatchingEncoder(Encoder):
+    """As a GPU's."""
 
-    together = len(ASKS)
     tokens = 1000
 
     @property
@@ -59,8 +59,15 @@ class GatheringEncoder(Encoder):
     def batch_tokens(self, _: int) -> None:
         pass
 
-    def submit(self, sequence: Sequence, done: Done) -> None:
-        self.enqueue(sequence, done)
+
+class GatheringEncoder(BatchingEncoder):
+    """Encodes once so many requests wait; in the caller's thread."""
+
+    together = len(ASKS)
+
+    def submit(self, sequences: Iterable[Sequence], done: Done) -> None:
+        for sequence in sequences:
+            self.enqueue(sequence, done)
         if self.waiting == self.together:
             while self.waiting:
                 self.run_next()
@@ -76,6 +83,18 @@ def gathering(monkeypatch: pytest.MonkeyPatch, checkpoint: Path, change: Change 
     monkeypatch.setattr("tests.support.local.LocalPort", DevicePort)
     monkeypatch.setattr("tests.support.local.InlineEncoder", GatheringEncoder)
     return LocalServer(local_settings(checkpoint), change=change, held=True, refusals=True)
+
+
+def test_requests_that_come_together_are_encoded_together(
+    checkpoint: Path, alone: list[Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the encoder's own threads, one of which could begin with the first."""
+    monkeypatch.setattr("tests.support.local.LocalPort", DevicePort)
+    monkeypatch.setattr("tests.support.local.InlineEncoder", BatchingEncoder)
+    with LocalServer(local_settings(checkpoint), held=True) as server:
+        together = ask_together(server, ASKS)
+        assert images(server) == [5]
+    assert largest_difference(together, alone) < TOLERANCE
 
 
 def images(server: LocalServer) -> list[int]:

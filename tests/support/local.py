@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 from typing import Any
@@ -154,12 +154,13 @@ def local_settings(checkpoint: Path, **values: object) -> Settings:
 class InlineEncoder(Encoder):
     """Encodes in the engine's thread, so that when a request joins the others does not depend on timing."""
 
-    def submit(self, sequence: Sequence, done: Done) -> None:
-        try:
-            result: Features | DeepstackError = self.encode(sequence)
-        except DeepstackError as error:
-            result = error
-        done(sequence, result)
+    def submit(self, sequences: Iterable[Sequence], done: Done) -> None:
+        for sequence in sequences:
+            try:
+                result: Features | DeepstackError = self.encode(sequence)
+            except DeepstackError as error:
+                result = error
+            done(sequence, result)
 
 
 class LocalServer:

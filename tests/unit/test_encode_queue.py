@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,12 @@ class Taking:
 
     def __init__(self) -> None:
         self.taken: list[Sequence] = []
+        self.together: list[int] = []  # how many came in each call
 
-    def submit(self, item: Sequence, _done: Done) -> None:
-        self.taken.append(item)
+    def submit(self, items: Iterable[Sequence], _done: Done) -> None:
+        new = list(items)
+        self.taken += new
+        self.together.append(len(new))
 
 
 def done(_sequence: Sequence, _result: Any) -> None:
@@ -66,6 +70,7 @@ def test_prompts_of_two_steps_are_encoded_at_once(queue: EncodeQueue, encoder: T
     for item in running:
         queue.add(item)
     assert begun(queue, encoder, running) == 4
+    assert encoder.together == [4]
     encode(running[0])
     assert begun(queue, encoder, running) == 4  # what is encoded counts until it is used
     running[0].features = None

@@ -280,7 +280,7 @@ def test_images_of_a_request_that_ended_are_not_encoded(checkpoint: Path, monkey
         sequence, _ = taken_in(server, monkeypatch)
         sequence.status = Status.FINISHED
         encoder = Encoder(server.port, open_checkpoint(checkpoint), 1)
-        encoder.submit(sequence, lambda _, result: results.put(result))
+        encoder.submit([sequence], lambda _, result: results.put(result))
         assert isinstance(results.get(timeout=20), CancelledError)
         encoder.close()
 

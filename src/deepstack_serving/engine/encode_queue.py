@@ -31,16 +31,23 @@ class EncodeQueue:
         """Give the encoder what may be encoded now. `running` are all admitted requests."""
         if self._begun:
             self._begun &= {sequence for sequence in running if _holds_rows(sequence)}
+        begun = self._take()
+        self._begun.update(begun)
+        self._encoder.submit(begun, done)
+
+    def _take(self) -> list[Sequence]:
+        """Those that may be encoded now, out of the queue."""
+        taken: list[Sequence] = []
         tokens = sum(sequence.prompt_tokens for sequence in self._begun)
         while self._waiting:
             sequence = self._waiting[0]
             tokens += sequence.prompt_tokens
-            if self._begun and tokens > self._most_tokens:
-                return
+            if (self._begun or taken) and tokens > self._most_tokens:
+                break
             self._waiting.popleft()
             if sequence.status is Status.ENCODING:  # else it ended meanwhile
-                self._begun.add(sequence)
-                self._encoder.submit(sequence, done)
+                taken.append(sequence)
+        return taken
 
 
 def _holds_rows(sequence: Sequence) -> bool:

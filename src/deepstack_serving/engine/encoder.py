@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -52,10 +52,14 @@ class Encoder:
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="encode")
 
-    def submit(self, sequence: Sequence, done: Done) -> None:
-        """Encode in the background."""
-        self.enqueue(sequence, done)
-        self._pool.submit(self.run_next).add_done_callback(_report_surprise)
+    def submit(self, sequences: Iterable[Sequence], done: Done) -> None:
+        """Encode in the background; those that come together go into one call where they fit."""
+        count = 0
+        for sequence in sequences:
+            self.enqueue(sequence, done)
+            count += 1
+        for _ in range(count):
+            self._pool.submit(self.run_next).add_done_callback(_report_surprise)
 
     def enqueue(self, sequence: Sequence, done: Done) -> None:
         """Let it wait for a call of `run_next`."""

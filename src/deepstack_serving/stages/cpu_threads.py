@@ -1,4 +1,4 @@
-"""The compute threads of a stage on a CPU: how many, and where they run."""
+"""The compute threads of a process: how many, and where they run."""
 
 from __future__ import annotations
 
@@ -14,10 +14,21 @@ _TASKS = Path("/proc/self/task")
 _PARALLEL_ELEMENTS = 1 << 22  # torch shares such an operation out among all its threads
 
 
-def limit_cpu_threads(settings: Settings) -> None:
-    """Apply 'cpu_threads' to this process; 0 leaves torch's own choice."""
+def limit_cpu_threads(settings: Settings, device: str) -> None:
+    """Apply 'cpu_threads' to the process of a stage; 0 leaves torch's own choice on a CPU."""
     if settings.cpu_threads:
         torch.set_num_threads(settings.cpu_threads)
+    elif device != "cpu":
+        use_one_cpu_thread()
+
+
+def use_one_cpu_thread() -> None:
+    """For a process whose host tensors are small.
+
+    Some operations on these wake all of OpenMP's threads nevertheless (repeat_interleave does), which then spin for
+    milliseconds: with a process for each stage there are more of them than CPUs.
+    """
+    torch.set_num_threads(1)
 
 
 def bind_cpu_threads(settings: Settings) -> None:

@@ -63,7 +63,7 @@ class LanguageStage:
         self.interface = language_interface(self.contract, self.plan)
         self.device = stage_device(settings, names[index])
         check_execution(settings, self.device)
-        limit_cpu_threads(settings)
+        limit_cpu_threads(settings, self.device)
         self._family = checkpoint.family
         self._placeholder_ids = self._family.placeholder_ids(checkpoint.config)
         self._vocabulary = int(checkpoint.config.text_config.vocab_size)

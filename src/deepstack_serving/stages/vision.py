@@ -72,7 +72,7 @@ class VisionStage:
         self.interface = vision_interface(checkpoint.contract)
         self.device = stage_device(settings, VISION_ENCODER)
         check_execution(settings, self.device)
-        limit_cpu_threads(settings)
+        limit_cpu_threads(settings, self.device)
         self.info = StageInfo(
             VISION_ENCODER, checkpoint.fingerprint, checkpoint.contract.dtype, self.device, StageInfo.new_instance()
         )
