@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from deepstack_serving.engine.block_allocator import BlockAllocator
-from deepstack_serving.engine.overlap import automatic_groups
 from deepstack_serving.engine.scheduler import Scheduler, Work
 from deepstack_serving.engine.sequence import Status
 from deepstack_serving.errors import CancelledError, StageError
@@ -40,22 +39,6 @@ def depart(made: Scheduler, group: int) -> list[Work]:
     work = made.plan(group)
     made.depart(group, work)
     return work
-
-
-@pytest.mark.parametrize(
-    ("devices", "expected"),
-    [
-        (["cpu"], 1),
-        (["cpu", "cpu"], 1),
-        (["cuda:0"], 1),
-        (["cuda:0", "cuda:0"], 2),
-        (["cuda:0", "cuda:1"], 2),
-        (["cuda:0", "cuda:1", "cuda:1", "cuda:2"], 3),
-    ],
-)
-def test_stages_that_share_a_gpu_or_have_several_get_groups(devices: list[str], expected: int) -> None:
-    stages = [StageInfo("stage", "", "FP32", device, "") for device in devices]
-    assert automatic_groups(stages) == expected
 
 
 @pytest.mark.parametrize(("groups", "expected"), [(1, [5]), (2, [3, 2]), (3, [2, 2, 1])])

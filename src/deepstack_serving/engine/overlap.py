@@ -8,19 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from deepstack_serving.engine.inbox import Inbox, StepDone
 from deepstack_serving.engine.pipeline import PackedStep, StagePipeline, StepTokens
 from deepstack_serving.engine.scheduler import Scheduler, Work
-from deepstack_serving.stages.info import StageInfo
 
 _MOST_GROUPS = 16  # that settings allow; threads come as they are needed
-
-
-def automatic_groups(stages: Sequence[StageInfo]) -> int:
-    """How many groups of sequences the language stages want while there are prompts to compute.
-
-    As many as they have devices; two where they share a GPU, which would idle while a step goes from one to the next.
-    """
-    devices = {info.device for info in stages}
-    shares_gpu = len(stages) > 1 and any(device != "cpu" for device in devices)
-    return max(len(devices), 2 if shares_gpu else 1)
 
 
 class OverlappingSteps:

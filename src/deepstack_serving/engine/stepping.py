@@ -14,7 +14,7 @@ from deepstack_serving.engine.connection import Connection
 from deepstack_serving.engine.events import Event, Failure, Tokens
 from deepstack_serving.engine.inbox import Inbox
 from deepstack_serving.engine.outputs import OutputWorker
-from deepstack_serving.engine.overlap import OverlappingSteps, automatic_groups
+from deepstack_serving.engine.overlap import OverlappingSteps
 from deepstack_serving.engine.pipeline import PackedStep, StagePipeline, StepTokens
 from deepstack_serving.engine.progress import record
 from deepstack_serving.engine.scheduler import Scheduler, Work
@@ -69,10 +69,10 @@ class Stepping:
         return self._groups != self._scheduler.groups
 
     def divide(self) -> None:
-        """Divide the sequences into groups while there are prompts to compute. When all decode, one burst of all is
-        faster than single steps of groups.
+        """Divide the sequences into as many groups as the settings say, or as the stages have devices: while there are
+        prompts to compute. When all decode, one burst of all is faster than single steps of groups.
         """
-        self._groups = self._micro_batches or automatic_groups(self._stages)
+        self._groups = self._micro_batches or len({info.device for info in self._stages})
         if self._groups > 1 and self._can_burst() and not self._scheduler.has_prompts:
             self._groups = 1
         if self.is_settling and not self.is_busy:
