@@ -75,7 +75,10 @@ class GridImageProcessing(ImageProcessing):
         patch = self._processor.patch_size
         rows = [self._rows(item.to(device, non_blocking=True), values) for item in pixels]
         grids = [(1, item.shape[1] // patch, item.shape[2] // patch) for item in pixels]
-        return {"pixel_values": torch.cat(rows), "image_grid_thw": torch.tensor(grids, dtype=torch.int64)}
+        return {
+            "pixel_values": torch.cat(rows) if len(rows) > 1 else rows[0],
+            "image_grid_thw": torch.tensor(grids, dtype=torch.int64),
+        }
 
     def token_counts(self, inputs: Mapping[str, torch.Tensor]) -> list[int]:
         return [int(count) // self._merge**2 for count in inputs["image_grid_thw"].prod(-1)]

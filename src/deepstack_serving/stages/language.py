@@ -113,6 +113,8 @@ class LanguageStage:
         """Capture the graphs of this stage's steps. Raises SettingsError when that fails and no fallback is allowed."""
         start_graphs(self._settings, self._layers, self.runner, recorder)
         self.runs_paged = True
+        if self.device != "cpu":
+            torch.cuda.empty_cache()
         execution = "graph" if self.runner.captured else "eager"
         self.info = replace(self.info, execution=execution, compiled=self.runner.is_compiled)
 
