@@ -7,11 +7,14 @@ layer's weights, and the keys and values of the pool come in as arguments, so no
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch._inductor.config
 from torch import nn
+from torch._inductor.async_compile import shutdown_compile_workers
 from torch.func import functional_call
 
 from deepstack_serving.attention import PagedLayer
@@ -32,6 +35,15 @@ def prepare_compilations(settings: Settings) -> None:
     keep_compiled_code(settings)
     torch._dynamo.config.recompile_limit = MAX_COMPILATIONS
     torch._dynamo.config.accumulated_recompile_limit = 4 * MAX_COMPILATIONS
+
+
+def end_compilers() -> None:
+    """Let the processes go with which torch compiles: all is compiled that is known of; the rest this process does.
+
+    Torch would end them when this process ends, and wait for them, for minutes if one does not.
+    """
+    torch._inductor.config.compile_threads = 1
+    threading.Thread(target=shutdown_compile_workers, name="end_compilers", daemon=True).start()
 
 
 def compile_exact(function: Callable[..., Any]) -> Callable[..., Any]:

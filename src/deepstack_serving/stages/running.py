@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import transformers
@@ -48,17 +49,23 @@ def make_runner(settings: Settings, layers: DecoderLayers, pool: KVPool, sizes: 
     return StepRunner(layers, pool, sizes, ends, compiled)
 
 
-def compiling_alone(settings: Settings, device: str, stage: object, *, compiles: bool) -> AbstractContextManager[None]:
+@contextmanager
+def compiling_alone(settings: Settings, device: str, stage: object, *, compiles: bool) -> Iterator[None]:
     """Stands around the first runs of compiled code; see `exclusive`. `stage`: what tells its code from others', as
     its `repr` shows it.
     """
     if not compiles:
-        return nullcontext()
+        yield
+        return
+    from deepstack_serving.execution.compiled import end_compilers  # slow to import
+
     sizes = (settings.compile, settings.decode_batch_sizes, settings.prefill_graph_tokens, settings.block_size)
     versions = (torch.__version__, transformers.__version__)
     gpu = torch.cuda.get_device_name(device) if device.startswith("cuda") else device
     code = hashlib.sha256(repr((stage, sizes, versions, gpu)).encode()).hexdigest()
-    return exclusive(settings.compile_cache_folder, device, code)
+    with exclusive(settings.compile_cache_folder, device, code):
+        yield
+    end_compilers()
 
 
 def start_graphs(settings: Settings, layers: DecoderLayers, runner: StepRunner, recorder: Recorder) -> None:
