@@ -122,7 +122,7 @@ def measure(stage: VisionStage, file: bytes, repeats: int) -> dict[str, float]:
     inside, limits, device = cast(Any, stage), image_limits(cast(Any, stage)._settings), stage.device
     picture = decode(file, limits)
     fitted = inside._processing.fit(picture)
-    inputs = inside._processing.assemble([fitted], device)
+    inputs = inside._processing.assemble([fitted], device, inside._dtype)
     run = stage.runner.run if stage.runner else lambda given: inside._family.encode(inside._model, given)
 
     def one_image() -> object:
@@ -134,7 +134,7 @@ def measure(stage: VisionStage, file: bytes, repeats: int) -> dict[str, float]:
     values = (
         timed(lambda: decode(file, limits), device, repeats),
         timed(lambda: inside._processing.fit(picture), device, repeats),
-        timed(lambda: inside._processing.assemble([fitted], device), device, repeats),
+        timed(lambda: inside._processing.assemble([fitted], device, inside._dtype), device, repeats),
         timed(lambda: run(inputs), device, repeats),
         whole_ms,
         together_ms / 4,

@@ -6,7 +6,7 @@ any device. Sampling is by the Gumbel maximum: argmax(logits / temperature + noi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -24,6 +24,11 @@ class SamplingTensors:
     top_p: torch.Tensor
     min_p: torch.Tensor
     seed: torch.Tensor
+
+    def split(self, rows: int) -> list[SamplingTensors]:
+        """So many rows each, as torch.split."""
+        parts = [getattr(self, field.name).split(rows) for field in fields(self)]
+        return [SamplingTensors(*tensors) for tensors in zip(*parts, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,17 @@ def choose(logits: torch.Tensor, sampling: SamplingTensors | None, forced_ids: t
         ids = torch.where(sampling.temperature > 0, drawn, best.indices)
     logprobs = logits.gather(-1, ids[:, None])[:, 0] - logits.logsumexp(-1)
     return Choice(torch.where(best.values.isfinite(), ids, -1), logprobs)
+
+
+def choose_by_parts(
+    logits: torch.Tensor, sampling: SamplingTensors | None, forced_ids: torch.Tensor | None, rows: int
+) -> Choice:
+    """`choose`, so many rows at a time: in between it takes many times the memory of the logits."""
+    parts = logits.split(rows)
+    samplings = [None] * len(parts) if sampling is None else sampling.split(rows)
+    forced = [None] * len(parts) if forced_ids is None else forced_ids.split(rows)
+    choices = [choose(*part) for part in zip(parts, samplings, forced, strict=True)]
+    return Choice(torch.cat([choice.ids for choice in choices]), torch.cat([choice.logprobs for choice in choices]))
 
 
 def top_logprobs(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:

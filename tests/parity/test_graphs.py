@@ -6,6 +6,7 @@ On a CPU, graphs are calls over the same static inputs (see support/graphs.py); 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -129,8 +130,10 @@ def test_a_feature_that_does_not_fit_its_slot_fails_and_leaves_it(
         stage = next(stage for stage in server.port.language.values() if stage.plan.injected)
         name = f"ds_{stage.plan.injected[0]}"
         before = stage.runner.slots.buffer(name).clone()
-        dense = runner.StepFeatures.dense
-        monkeypatch.setattr(runner.StepFeatures, "dense", lambda *a: dense(*a)[:, :-1])
+        whole = runner.StepFeatures.scattered
+        monkeypatch.setattr(
+            runner.StepFeatures, "scattered", lambda *a: replace(whole(*a), values=whole(*a).values[:, :-1])
+        )
         with pytest.raises(StageError, match=f"slot {name!r} takes"):
             ask_alone(server, [ONE_IMAGE])
         assert torch.equal(stage.runner.slots.buffer(name), before)

@@ -12,12 +12,11 @@ import pytest
 import torch
 
 from deepstack_serving.audit.verdict import Audit, Verdict
-from deepstack_serving.execution.slots import Slot
+from deepstack_serving.execution.slots import Scattered, Slot, Value
 from tests.support.graphs import capture, paged_attention_on_cpu
 from tests.support.local import Change, LocalServer, keep, local_settings
 from tests.support.local_client import audit
 
-Value = torch.Tensor | None
 Write = Callable[[Slot, Value], None]
 write = Slot.write
 
@@ -29,13 +28,13 @@ def dropped_add(slot: Slot, _value: Value) -> None:
 
 def stale_tail(slot: Slot, value: Value) -> None:
     """What an earlier tensor left behind a shorter one stays, and all of it where there is none."""
-    if value is not None:
-        slot.buffer[: len(value)].copy_(value)
+    if isinstance(value, Scattered):
+        slot.buffer.index_copy_(0, value.rows, value.values.index_select(0, value.sources))
 
 
 def zeroed_on_mismatch(slot: Slot, value: Value) -> None:
     """What does not fit is taken for nothing; here everything beyond 128 rows."""
-    write(slot, value if value is None or len(value) <= 128 else None)
+    write(slot, value if value is None or value.shape[0] <= 128 else None)
 
 
 def cleared_views(model: str, name: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ import torch
 from deepstack_serving.errors import StageError
 from deepstack_serving.execution.buckets import bucket_for, needed_sizes
 from deepstack_serving.execution.rows import StepRows
-from deepstack_serving.execution.slots import SlotRegistry, SlotSpec
+from deepstack_serving.execution.slots import Scattered, SlotRegistry, SlotSpec
 
 
 @pytest.fixture
@@ -55,6 +55,25 @@ def test_both_free_dimensions_are_cleared(slots: SlotRegistry) -> None:
     assert torch.equal(slots.buffer("block_tables"), expected)
 
 
+def scattered(rows: list[int], extent: int, values: torch.Tensor | None = None) -> Scattered:
+    """Rows of 7, the last one of which comes first."""
+    count = len(rows)
+    filled = full(count, 3) if values is None else values
+    return Scattered(filled, torch.tensor(rows), torch.arange(count - 1, -1, -1), extent)
+
+
+def test_scattered_rows_are_put_where_they_belong_and_all_others_cleared(slots: SlotRegistry) -> None:
+    slots.refresh({"ds_0": full(8, 3)})
+    slots.refresh({"ds_0": scattered([1, 4], 6, torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]))})
+    expected = torch.zeros(8, 3)
+    expected[1], expected[4] = torch.tensor([4.0, 5.0, 6.0]), torch.tensor([1.0, 2.0, 3.0])
+    assert torch.equal(slots.buffer("ds_0"), expected)
+    slots.refresh({"ds_0": scattered([0], 2)})
+    assert slots.buffer("ds_0").sum(1).tolist() == [21, 0, 0, 0, 0, 0, 0, 0]
+    slots.refresh({})
+    assert not slots.buffer("ds_0").any()
+
+
 @pytest.mark.parametrize("value", [None, torch.zeros(0, 3)])
 def test_absent_or_empty_clears(slots: SlotRegistry, value: torch.Tensor | None) -> None:
     slots.refresh({"ds_0": full(8, 3)})
@@ -68,13 +87,18 @@ def test_a_slot_that_is_not_named_is_cleared(slots: SlotRegistry) -> None:
     assert not slots.buffer("ds_0").any()
 
 
-ILL_FITTING = {
+ILL_FITTING: dict[str, torch.Tensor | Scattered] = {
     "too many rows": full(9, 3),
     "another width": full(8, 2),
     "another rank": full(8),
     "another rank with the right count": full(2, 4, 3),
     "another type": full(8, 3, dtype=torch.float64),
     "another device": torch.empty(8, 3, device="meta"),
+    "scattered over too many rows": scattered([0], 9),
+    "scattered, another width": scattered([0], 2, full(1, 2)),
+    "scattered, another rank": scattered([0], 2, full(1)),
+    "scattered, another type": scattered([0], 2, full(1, 3, dtype=torch.float64)),
+    "scattered, another device": scattered([0], 2, torch.empty(1, 3, device="meta")),
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from deepstack_serving.sampling import SamplingTensors, choose, top_logprobs
+from deepstack_serving.sampling import SamplingTensors, choose, choose_by_parts, top_logprobs
 
 DRAWS = 20_000
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, -2.0])
@@ -138,3 +138,19 @@ def test_more_alternatives_than_tokens_are_all_tokens() -> None:
 
 def test_half_precision_logits_are_scored_in_fp32() -> None:
     assert choose(LOGITS[None].bfloat16(), None).logprobs.dtype == torch.float32
+
+
+@pytest.mark.parametrize("kind", ["greedy", "sampled", "forced"])
+@pytest.mark.parametrize("rows", [1, 3, 7, 100])
+def test_parts_give_what_all_rows_together_give(kind: str, rows: int) -> None:
+    logits = torch.randn(7, 50, generator=torch.Generator().manual_seed(3))
+    sampling = parameters(7, top_k=20, top_p=0.9) if kind == "sampled" else None
+    forced = torch.arange(7) if kind == "forced" else None
+    whole, parts = choose(logits, sampling, forced), choose_by_parts(logits, sampling, forced, rows)
+    assert torch.equal(parts.ids, whole.ids)
+    assert torch.equal(parts.logprobs, whole.logprobs)
+
+
+def test_no_rows_have_no_parts() -> None:
+    choice = choose_by_parts(torch.zeros(0, 5), None, None, 4)
+    assert (len(choice.ids), len(choice.logprobs)) == (0, 0)

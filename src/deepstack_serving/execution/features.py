@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from deepstack_serving.execution.slots import Scattered
 from deepstack_serving.injection import add_features
 
 
@@ -22,7 +23,6 @@ class StepFeatures:
         """An Inject."""
         return add_features(hidden, self.rows, self.tensors[layer], self.sources)
 
-    def dense(self, layer: int, rows: int) -> torch.Tensor:
-        """[rows, width], zero where a row has no feature."""
-        features = self.tensors[layer].index_select(0, self.sources)
-        return features.new_zeros(rows, features.shape[1]).index_copy_(0, self.rows, features)
+    def scattered(self, layer: int, rows: int) -> Scattered:
+        """[rows, width] for a slot, zero where a row has no feature."""
+        return Scattered(self.tensors[layer], self.rows, self.sources, rows)

@@ -24,7 +24,7 @@ from deepstack_serving.execution.features import StepFeatures
 from deepstack_serving.execution.layers import DecoderLayers, Inject, LayerFunctions
 from deepstack_serving.execution.recorder import Recorder, Replay
 from deepstack_serving.execution.rows import NAMES, StepRows
-from deepstack_serving.execution.slots import SlotRegistry, SlotSpec
+from deepstack_serving.execution.slots import SlotRegistry, SlotSpec, Value
 from deepstack_serving.kv_pool import KVPool
 from deepstack_serving.wire import deepstack_name
 
@@ -258,14 +258,14 @@ class StepRunner:
         return {"hidden": self._leaving[: bucket.rows].copy_(output["hidden"])}
 
     def _refresh(self, bucket: _Bucket, entering: torch.Tensor, step: StepRows, features: StepFeatures | None) -> None:
-        values: dict[str, torch.Tensor | None] = dict(step.with_sequences(bucket.sequences).tensors())
+        values: dict[str, Value] = dict(step.with_sequences(bucket.sequences).tensors())
         if bucket.is_decode:
             values[self._entering_slot] = entering
         else:
             values["hidden"] = self._hidden(entering)
         if features is not None:
             for layer in self._layers.plan.injected:
-                values[deepstack_name(layer)] = features.dense(layer, len(entering))
+                values[deepstack_name(layer)] = features.scattered(layer, len(entering))
         self.slots.refresh(values)
 
     def _replay(self, bucket: _Bucket, rows: int, wanted: Collection[str]) -> dict[str, torch.Tensor]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 
@@ -32,6 +33,25 @@ class SlotSpec:
     constant: bool = False
 
 
+@dataclass(frozen=True)
+class Scattered:
+    """`extent` rows that are empty but for `rows`: row rows[i] is values[sources[i]]. As a slot's value it takes no
+    memory beside the slot. Whoever makes it has checked both row tensors.
+    """
+
+    values: torch.Tensor
+    rows: torch.Tensor
+    sources: torch.Tensor
+    extent: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.extent, *self.values.shape[1:])
+
+
+Value = torch.Tensor | Scattered | None
+
+
 class Slot:
     """One static input. Its buffer keeps its address for as long as the graphs live."""
 
@@ -42,31 +62,35 @@ class Slot:
         self._staging = torch.full(spec.shape, spec.empty, dtype=spec.dtype, pin_memory=True) if crosses else None
         self._extent = (0,) * len(spec.shape)
 
-    def check(self, value: torch.Tensor | None) -> None:
+    def check(self, value: Value) -> None:
         """Raises StageError for a tensor that does not fit."""
-        if value is None or value.numel() == 0:
+        if not _is_filled(value):
             return
-        spec = self.spec
-        fits = value.ndim == len(spec.shape) and all(
+        spec, tensor = self.spec, value.values if isinstance(value, Scattered) else value
+        fits = len(value.shape) == len(spec.shape) and all(
             size <= largest if dimension in spec.free else size == largest
             for dimension, (size, largest) in enumerate(zip(value.shape, spec.shape, strict=True))
         )
-        if not fits or value.dtype != spec.dtype or str(value.device) != spec.source:
+        if not fits or tensor.dtype != spec.dtype or str(tensor.device) != spec.source:
             raise StageError(
                 f"slot {spec.name!r} takes {spec.dtype} up to {list(spec.shape)} on {spec.source}; "
-                f"got {value.dtype} {list(value.shape)} on {value.device}"
+                f"got {tensor.dtype} {list(value.shape)} on {tensor.device}"
             )
 
-    def write(self, value: torch.Tensor | None) -> None:
+    def write(self, value: Value) -> None:
         """Copy a checked tensor in and clear what an earlier one left."""
-        extent = (0,) * len(self.spec.shape) if value is None or value.numel() == 0 else tuple(value.shape)
+        extent = tuple(value.shape) if _is_filled(value) else (0,) * len(self.spec.shape)
         target = self.buffer if self._staging is None else self._staging
         if self.spec.constant and extent == self._extent and _holds(target, value):
             return
         touched = tuple(map(max, extent, self._extent))
-        self._clear(target, extent, touched)
-        if value is not None and value.numel():
-            target[_corner(extent)].copy_(value)
+        if isinstance(value, Scattered):
+            target[: touched[0]].fill_(self.spec.empty)
+            target.index_copy_(0, value.rows, value.values.index_select(0, value.sources))
+        else:
+            self._clear(target, extent, touched)
+            if _is_filled(value):
+                target[_corner(extent)].copy_(value)
         if self._staging is not None and touched[0]:
             self.buffer[: touched[0]].copy_(self._staging[: touched[0]], non_blocking=True)
         self._extent = extent
@@ -85,7 +109,7 @@ class SlotRegistry:
     def __init__(self, specs: Iterable[SlotSpec], device: str) -> None:
         self._slots = {spec.name: Slot(spec, device) for spec in specs}
 
-    def refresh(self, values: Mapping[str, torch.Tensor | None]) -> None:
+    def refresh(self, values: Mapping[str, Value]) -> None:
         """Refresh every slot; those that `values` does not name are cleared. Raises StageError before any write."""
         unknown = [name for name in values if name not in self._slots]
         if unknown:
@@ -113,8 +137,14 @@ class SlotRegistry:
         return name in self._slots
 
 
-def _holds(buffer: torch.Tensor, value: torch.Tensor | None) -> bool:
-    return value is None or value.numel() == 0 or torch.equal(buffer[_corner(tuple(value.shape))], value)
+def _is_filled(value: Value) -> TypeGuard[torch.Tensor | Scattered]:
+    return value is not None and 0 not in value.shape
+
+
+def _holds(buffer: torch.Tensor, value: Value) -> bool:
+    if isinstance(value, Scattered):
+        return False
+    return not _is_filled(value) or torch.equal(buffer[_corner(tuple(value.shape))], value)
 
 
 def _corner(extent: tuple[int, ...]) -> tuple[slice, ...]:

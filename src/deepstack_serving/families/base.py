@@ -60,15 +60,19 @@ class ImageProcessing(ABC):
 
     def prepare(self, images: Sequence[Image], device: str = "cpu") -> dict[str, torch.Tensor]:
         """Pixel values and grids of RGB images, as the family's `encode` takes them."""
-        return self.assemble([self.fit(image) for image in images], device)
+        return self.assemble([self.fit(image) for image in images], device, torch.float32)
 
     @abstractmethod
     def fit(self, image: Image) -> Image | torch.Tensor:
         """The part of `prepare` that each image needs alone, for a thread of its own."""
 
     @abstractmethod
-    def assemble(self, fitted: Sequence[Image | torch.Tensor], device: str) -> dict[str, torch.Tensor]:
-        """The rest of `prepare`. Pixel values may be on `device` already; everything else is on the host."""
+    def assemble(
+        self, fitted: Sequence[Image | torch.Tensor], device: str, dtype: torch.dtype
+    ) -> dict[str, torch.Tensor]:
+        """The rest of `prepare`. Pixel values may be on `device` and of `dtype` already, as the encoder would have them;
+        everything else is on the host.
+        """
 
 
 @dataclass(frozen=True)

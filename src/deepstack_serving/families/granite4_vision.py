@@ -53,7 +53,9 @@ class TiledImageProcessing(ImageProcessing):
     def fit(self, image: Image) -> Image:
         return image
 
-    def assemble(self, fitted: Sequence[Image | torch.Tensor], device: str) -> dict[str, torch.Tensor]:
+    def assemble(
+        self, fitted: Sequence[Image | torch.Tensor], device: str, dtype: torch.dtype
+    ) -> dict[str, torch.Tensor]:
         inputs = self._processor.image_processor(list(fitted), do_pad=True, return_tensors="pt")
         grids = [self._grid(height, width) for height, width in inputs["image_sizes"].tolist()]
         return {**inputs, "image_grid_thw": torch.tensor(grids, dtype=torch.int64).reshape(-1, 3)}

@@ -67,11 +67,13 @@ class GridImageProcessing(ImageProcessing):
         pixels = processor.process_image(_resized(image, processor), do_convert_rgb=processor.do_convert_rgb)
         return torch.from_numpy(pixels)
 
-    def assemble(self, fitted: Sequence[Image.Image | torch.Tensor], device: str) -> dict[str, torch.Tensor]:
+    def assemble(
+        self, fitted: Sequence[Image.Image | torch.Tensor], device: str, dtype: torch.dtype
+    ) -> dict[str, torch.Tensor]:
         pixels = [item for item in fitted if isinstance(item, torch.Tensor)]
         if self._values is None or len(pixels) < len(fitted):
             return dict(self._processor(images=list(fitted), return_tensors="pt"))
-        values = self._values.to(device, non_blocking=True)
+        values = self._values.to(device, dtype, non_blocking=True)
         patch = self._processor.patch_size
         rows = [self._rows(item.to(device, non_blocking=True), values) for item in pixels]
         grids = [(1, item.shape[1] // patch, item.shape[2] // patch) for item in pixels]

@@ -21,7 +21,7 @@ from deepstack_serving.execution.recorder import CudaRecorder, Recorder
 from deepstack_serving.execution.runner import Ends
 from deepstack_serving.injection import StagePlan
 from deepstack_serving.kv_pool import KVPool, blocks_for_memory, kv_shape
-from deepstack_serving.sampling import SamplingTensors, choose, top_logprobs
+from deepstack_serving.sampling import SamplingTensors, choose, choose_by_parts, top_logprobs
 from deepstack_serving.settings import Settings
 from deepstack_serving.stages.burst import run_burst
 from deepstack_serving.stages.call import LanguageCall, Tensors, check_placeholders, check_token_ids, parse_call
@@ -43,6 +43,7 @@ from deepstack_serving.wire import (
 
 CPU_POOL_TOKENS = 32_768
 MAX_TOP_COUNT = 64
+PROMPT_ROWS_AT_ONCE = 16  # whose tokens are chosen in one go after a step that computed prompts
 
 ImageRows = tuple[torch.Tensor, torch.Tensor]  # packed rows with image features, and those features' rows
 
@@ -235,10 +236,11 @@ class LanguageStage:
             logits = _take(results["logits"], rows)
         else:
             logits = self._family.logits(self._model, _take(results["hidden"], rows))
-        choice = choose(
+        choice = choose_by_parts(
             logits,
             SamplingTensors(**sampling) if sampling else None,
             None if forced is None else self._moved(forced),
+            len(logits) if "logits" in results else PROMPT_ROWS_AT_ONCE,
         )
         chosen = {"next_ids": choice.ids, "logprobs": choice.logprobs}
         if asks_top:

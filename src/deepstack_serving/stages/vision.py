@@ -136,7 +136,7 @@ class VisionStage:
         for batch in in_batches({number: files[number] for number in missing.values()}, self._limits):
             fitted = decode_each(batch, self._limits, self._decoders, self._fit)
             for group in _grouped(fitted):
-                inputs = self._processing.assemble([item.picture for item in group], self.device)
+                inputs = self._processing.assemble([item.picture for item in group], self.device, self._dtype)
                 images = self._encode(inputs, inputs[IMAGE_GRID.name], self._processing.token_counts(inputs))
                 fresh |= {item.number: image for item, image in zip(group, images, strict=True)}
         _check_finite(list(fresh.values()))
