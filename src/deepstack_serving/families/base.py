@@ -70,7 +70,7 @@ class ImageProcessing(ABC):
     def assemble(
         self, fitted: Sequence[Image | torch.Tensor], device: str, dtype: torch.dtype
     ) -> dict[str, torch.Tensor]:
-        """The rest of `prepare`. Pixel values may be on `device` and of `dtype` already, as the encoder would have them;
+        """The rest of `prepare`. Pixel values may be on `device` and of `dtype` already, as the encoder wants them;
         everything else is on the host.
         """
 
