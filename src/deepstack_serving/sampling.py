@@ -27,7 +27,7 @@ class SamplingTensors:
 
     def split(self, rows: int) -> list[SamplingTensors]:
         """So many rows each, as torch.split."""
-        parts = [getattr(self, field.name).split(rows) for field in fields(self)]
+        parts = [torch.split(getattr(self, field.name), rows) for field in fields(self)]
         return [SamplingTensors(*tensors) for tensors in zip(*parts, strict=True)]
 
 
@@ -58,9 +58,9 @@ def choose_by_parts(
     logits: torch.Tensor, sampling: SamplingTensors | None, forced_ids: torch.Tensor | None, rows: int
 ) -> Choice:
     """`choose`, so many rows at a time: in between it takes many times the memory of the logits."""
-    parts = logits.split(rows)
+    parts = torch.split(logits, rows)
     samplings = [None] * len(parts) if sampling is None else sampling.split(rows)
-    forced = [None] * len(parts) if forced_ids is None else forced_ids.split(rows)
+    forced = [None] * len(parts) if forced_ids is None else torch.split(forced_ids, rows)
     choices = [choose(*part) for part in zip(parts, samplings, forced, strict=True)]
     return Choice(torch.cat([choice.ids for choice in choices]), torch.cat([choice.logprobs for choice in choices]))
 

@@ -89,7 +89,7 @@ class Slot:
             target.index_copy_(0, value.rows, value.values.index_select(0, value.sources))
         else:
             self._clear(target, extent, touched)
-            if _is_filled(value):
+            if value is not None and value.numel():
                 target[_corner(extent)].copy_(value)
         if self._staging is not None and touched[0]:
             self.buffer[: touched[0]].copy_(self._staging[: touched[0]], non_blocking=True)
@@ -144,7 +144,7 @@ def _is_filled(value: Value) -> TypeGuard[torch.Tensor | Scattered]:
 def _holds(buffer: torch.Tensor, value: Value) -> bool:
     if isinstance(value, Scattered):
         return False
-    return not _is_filled(value) or torch.equal(buffer[_corner(tuple(value.shape))], value)
+    return value is None or value.numel() == 0 or torch.equal(buffer[_corner(tuple(value.shape))], value)
 
 
 def _corner(extent: tuple[int, ...]) -> tuple[slice, ...]:
