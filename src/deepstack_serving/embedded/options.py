@@ -35,7 +35,7 @@ class ServerOptions:
     # The default region is really allocated, once per model instance; a region never shrinks.
     shared_memory_bytes: int = 64 * _MEBIBYTE
     shared_memory_growth_bytes: int = 64 * _MEBIBYTE
-    # On every GPU, for tensors that cross between models: 32 images of 1,024 tokens, 4 tensors of 4,096 bfloat16 values
+    # On every GPU, for tensors that cross between models: 8 images of 1,024 tokens, 4 tensors of 4,096 bfloat16 values
     # each. What finds no room there gets memory of its own for the one crossing, which is right and slower.
     cuda_memory_pool_bytes: int = 256 * _MEBIBYTE
     exit_timeout_s: int = 30

@@ -54,11 +54,10 @@ class Encoder:
 
     def submit(self, sequences: Iterable[Sequence], done: Done) -> None:
         """Encode in the background; those that come together go into one call where they fit."""
-        count = 0
-        for sequence in sequences:
-            self.enqueue(sequence, done)
-            count += 1
-        for _ in range(count):
+        new = [_Waiting(sequence, done) for sequence in sequences]
+        with self._lock:  # else a thread could take the first of them alone
+            self._waiting.extend(new)
+        for _ in new:
             self._pool.submit(self.run_next).add_done_callback(_report_surprise)
 
     def enqueue(self, sequence: Sequence, done: Done) -> None:

@@ -44,15 +44,13 @@ class CudaRecorder:
     def __init__(self, device: str) -> None:
         self._device = torch.device(device)
         self._pool: Any = torch.cuda.graph_pool_handle()
-        current = torch.cuda.current_stream(self._device)
-        is_default = current == torch.cuda.default_stream(self._device)
-        self._stream = torch.cuda.Stream(self._device) if is_default else current  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._parts: list[torch.cuda.CUDAGraph] = []
         self._capture: ExitStack | None = None
 
     def record(self, function: Callable[[], dict[str, torch.Tensor]]) -> Replay:
         with torch.cuda.device(self._device):
-            self._stream.wait_stream(torch.cuda.current_stream())  # nothing, where it is that one
+            self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
                 function()  # compiles and picks kernels, which a capture does not allow
             torch.cuda.synchronize()

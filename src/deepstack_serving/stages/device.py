@@ -26,8 +26,7 @@ def stage_device(settings: Settings, model_name: str) -> str:
 
 
 def use_device(device: str) -> None:
-    """Make a GPU the current one of this thread, the only one whose tensors torch hands to others (DLPack), and a
-    stream of its own this thread's.
+    """Make a GPU the current one of this thread, the only one whose tensors torch hands to others (DLPack).
 
     To be called before torch allocates anything there.
     """
@@ -36,8 +35,6 @@ def use_device(device: str) -> None:
         torch.cuda.set_device(device)
         torch.cuda.synchronize()  # there is a context from now on
         trim_stacks()
-        # Graphs cannot be recorded on the default stream; all work on another one needs one set of workspaces.
-        torch.cuda.set_stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]
 
 
 class DeviceGuard:

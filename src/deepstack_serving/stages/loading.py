@@ -65,7 +65,6 @@ def _load(checkpoint: Checkpoint, device: str, plan: StagePlan | None, attention
     if checkpoint.adapter is not None:
         merge_adapter(model, checkpoint.adapter)
     if device != "cpu":
-        torch.cuda.synchronize(device)  # other threads have loaded, on another stream
         torch.cuda.empty_cache()
     return cast(nn.Module, model.eval().requires_grad_(False))
 

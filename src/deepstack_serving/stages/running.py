@@ -63,9 +63,11 @@ def compiling_alone(settings: Settings, device: str, stage: object, *, compiles:
     versions = (torch.__version__, transformers.__version__)
     gpu = torch.cuda.get_device_name(device) if device.startswith("cuda") else device
     code = hashlib.sha256(repr((stage, sizes, versions, gpu)).encode()).hexdigest()
-    with exclusive(settings.compile_cache_folder, device, code):
-        yield
-    end_compilers()
+    try:
+        with exclusive(settings.compile_cache_folder, device, code):
+            yield
+    finally:
+        end_compilers()
 
 
 def start_graphs(settings: Settings, layers: DecoderLayers, runner: StepRunner, recorder: Recorder) -> None:
