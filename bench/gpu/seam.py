@@ -128,7 +128,7 @@ class Stages:
     def __init__(self, settings: dict[str, str], stages: int, most_sequences: int, context: int) -> None:
         spawn = multiprocessing.get_context("spawn")
         contract = open_checkpoint(Path(settings["checkpoint"])).contract
-        sizes = link_sizes(stages, most_sequences, contract.hidden_size * 2)
+        sizes = link_sizes(stages, most_sequences, most_sequences, contract.hidden_size * 2)
         self._exchange = Exchange.create(sizes)
         self._pipes, self._children = [], []
         for index in range(stages):

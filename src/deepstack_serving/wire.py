@@ -83,10 +83,11 @@ QUERY_LENGTHS = TensorSpec("query_lengths", "INT32", (-1,))
 CONTEXT_LENGTHS = TensorSpec("context_lengths", "INT32", (-1,))  # tokens attended to, this call's included
 BLOCK_TABLES = TensorSpec("block_tables", "INT32", (-1, -1), optional=True)  # absent or no columns: stateless call
 EAGER = TensorSpec("eager", "BOOL", (1,), optional=True)  # true: compute this call without replaying a graph
-# A burst: up to that many decode steps in one call. `exchange` names the shared memory over which the stages hand each
-# other hidden states and tokens meanwhile, and the burst in it; the orchestrator takes tokens from there as they come,
-# and may end the burst early. The last stage then answers all steps that were run, one after the other; the others
-# answer no rows, and those behind the first are sent none.
+# A linked call: all stages are called at once. `exchange` names the shared memory over which they hand each other
+# hidden states and tokens meanwhile, and the burst in it. Stages behind the first are sent no rows, and none but the
+# last answers any. It is one step of any kind, but for features that stages would have to forward, or a burst: up to
+# `decode_steps` decode steps. The orchestrator takes a burst's tokens from the memory as they come, and may end it
+# early; the last stage then answers all steps that were run, one after the other.
 DECODE_STEPS = TensorSpec("decode_steps", "INT32", (1,), optional=True)  # absent: 1
 EXCHANGE = TensorSpec("exchange", "UINT8", (-1,), optional=True)  # text: exchange.Exchange.begin
 IMAGE_ROWS = TensorSpec("image_rows", "INT64", (-1,), optional=True)  # packed rows that are image or video tokens

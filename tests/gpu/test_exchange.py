@@ -22,7 +22,7 @@ def test_every_region_carries_its_own_rows(new_stages: bool) -> None:
     """Stages that go on, and stages that end with a region open."""
     doors = stage_doors()
     for seed in range(6):
-        exchange = Exchange.create(link_sizes(2, ROWS, WIDTH * 2))
+        exchange = Exchange.create(link_sizes(2, ROWS, ROWS, WIDTH * 2))
         if new_stages:
             doors = stage_doors()
         try:

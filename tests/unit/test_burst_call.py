@@ -1,4 +1,4 @@
-"""Calls of several decode steps that are wrong in one thing: each is refused by the tensor's name, before any write."""
+"""Linked calls, of one step and of several, that are wrong in one thing: refused by name, before any write."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_good_burst_is_parsed(which: int) -> None:
 def test_one_step_needs_no_exchange() -> None:
     tensors = good_call(FIRST) | {"decode_steps": int32(1)}
     del tensors["exchange"]
-    assert parse(tensors, FIRST).burst.steps == 1
+    assert parse(tensors, FIRST).burst == Burst(1, "")
 
 
 def put(name: str, tensor: torch.Tensor) -> Change:
@@ -98,7 +98,6 @@ def with_image(tensors: Tensors) -> None:
         (FIRST, put("decode_steps", int32(0)), "'decode_steps' is 0; allowed: 1 to 64"),
         (FIRST, put("decode_steps", int32(65)), "'decode_steps' is 65; allowed: 1 to 64"),
         (FIRST, drop("exchange"), "'exchange' is missing: the call has 3 decode steps"),
-        (LAST, put("decode_steps", int32(1)), "'exchange' came without use: the call has 1 decode steps"),
         (ONLY, drop("exchange"), "'exchange' is missing"),
         (FIRST, one_row_more, "'query_lengths' must be 1 for every sequence"),
         (FIRST, no_rows, "there must be one at least"),
@@ -115,6 +114,42 @@ def with_image(tensors: Tensors) -> None:
 )
 def test_wrong_burst_is_refused(which: int, change: Change, text: str) -> None:
     tensors = good_call(which)
+    change(tensors)
+    with pytest.raises(WireError, match=text):
+        parse(tensors, which)
+
+
+@pytest.mark.parametrize("which", [ONLY, FIRST, MIDDLE, LAST])
+def test_one_step_of_a_prompt_may_be_linked(which: int) -> None:
+    call = parse(prompt(good_call(which)), which)
+    assert call.burst == Burst(1, TICKET)
+    assert call.burst.is_linked
+
+
+def prompt(tensors: Tensors) -> Tensors:
+    """The same with a prompt of three tokens, of which two are sampled, beside a sequence that decodes."""
+    tensors |= {"position_ids": torch.zeros(3, 4, dtype=torch.int64), "query_lengths": int32(1, 3)}
+    if "input_ids" in tensors:
+        tensors["input_ids"] = torch.tensor([5, 6, 7, 8])
+    if "sample_rows" in tensors:
+        tensors["sample_rows"] = torch.tensor([0, 3])
+    return tensors | {"decode_steps": int32(1)}
+
+
+@pytest.mark.parametrize(
+    ("which", "change", "text"),
+    [
+        (
+            MIDDLE,
+            lambda t: t.update(hidden_states=torch.zeros(4, 8)),
+            "'hidden_states' has 4 rows; 0 are expected with",
+        ),
+        (FIRST, lambda t: t.update(input_ids=torch.tensor([1])), "'input_ids' has 1 rows; 4 are expected with"),
+        (FIRST, with_image, r"features for the layers \[1\] of later stages"),
+    ],
+)
+def test_wrong_linked_step_is_refused(which: int, change: Change, text: str) -> None:
+    tensors = prompt(good_call(which))
     change(tensors)
     with pytest.raises(WireError, match=text):
         parse(tensors, which)

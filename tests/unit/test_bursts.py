@@ -206,7 +206,7 @@ def value_of(calls: BurstCalls, steps: int, peers: Peers) -> int:
 
 @pytest.fixture
 def calls() -> Any:
-    made = BurstCalls(STAGES, ROWS, ROW_BYTES)
+    made = BurstCalls(STAGES, ROWS, ROWS, ROW_BYTES)
     assert made.are_possible()
     yield made
     made.close()
@@ -269,7 +269,7 @@ def test_without_shared_memory_there_are_no_bursts(monkeypatch: pytest.MonkeyPat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Exchange, "create", full)
-    made = BurstCalls(STAGES, ROWS, ROW_BYTES)
+    made = BurstCalls(STAGES, ROWS, ROWS, ROW_BYTES)
     assert [made.are_possible(), made.are_possible(), len(tries)] == [False, False, 1]
 
 
@@ -285,7 +285,7 @@ def test_bursts_that_keep_failing_get_other_memory(calls: BurstCalls) -> None:
 
 
 def test_memory_is_given_back() -> None:
-    made = BurstCalls(STAGES, ROWS, ROW_BYTES)
+    made = BurstCalls(STAGES, ROWS, ROWS, ROW_BYTES)
     made.are_possible()
     exchange = made._exchange
     assert exchange is not None

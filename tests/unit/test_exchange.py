@@ -32,7 +32,7 @@ ROW_BYTES = WIDTH * 2
 @pytest.fixture
 def exchange(tmp_path: Path) -> Iterator[Exchange]:
     """Of two stages."""
-    made = Exchange.create(link_sizes(2, ROWS, ROW_BYTES), tmp_path)
+    made = Exchange.create(link_sizes(2, ROWS, ROWS, ROW_BYTES), tmp_path)
     yield made
     made.close()
     assert list(tmp_path.iterdir()) == []
@@ -256,5 +256,5 @@ def test_exchange_of_another_split_is_refused(exchange: Exchange, tmp_path: Path
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_more_rows_than_the_links_hold_are_refused(exchange: Exchange, tmp_path: Path, index: int) -> None:
-    with pytest.raises(WireError, match="too small for 5 sequences"):
+    with pytest.raises(WireError, match="too small for 5 rows"):
         door(tmp_path, index).join(exchange.begin(), ROWS + 1)

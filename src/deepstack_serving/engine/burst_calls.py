@@ -1,4 +1,4 @@
-"""The calls of a burst: every language stage is called at once and runs several decode steps with the others."""
+"""Linked calls: every language stage is called at once and runs a step, or several decode steps, with the others."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ class RunningBurst:
 class BurstCalls:
     """Owns the memory over which the stages exchange, made at the first burst. One burst at a time."""
 
-    def __init__(self, stages: int, max_sequences: int, row_bytes: int) -> None:
+    def __init__(self, stages: int, max_rows: int, max_sequences: int, row_bytes: int) -> None:
         self._stages = stages
-        self._sizes = link_sizes(stages, max_sequences, row_bytes)
+        self._sizes = link_sizes(stages, max_rows, max_sequences, row_bytes)
         self._exchange: Exchange | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._is_impossible = False
@@ -91,14 +91,15 @@ class BurstCalls:
             except OSError as error:
                 self._is_impossible = True
                 logging.getLogger(__name__).warning(
-                    "decode steps go one by one: no shared memory for the stages to exchange over (%s)", error
+                    "steps go one by one and stage by stage: no shared memory for the stages to exchange over (%s)",
+                    error,
                 )
             else:
                 self._pool = ThreadPoolExecutor(self._stages, thread_name_prefix="burst")
         return self._exchange is not None
 
     def begin(self, steps: int, rows: int, call: CallStage) -> RunningBurst:
-        """Call every stage for so many decode steps of so many sequences. Only where bursts are possible."""
+        """Call every stage for a step of so many rows, or for several decode steps. Only where that is possible."""
         if self._exchange is None or self._pool is None:
             raise RuntimeError("there is no memory to exchange over: ask are_possible first")
         count = {DECODE_STEPS.name: np.array([steps], dtype=np.int32)}
@@ -107,10 +108,10 @@ class BurstCalls:
         )
 
     def ended(self, error: Exception | None) -> None:
-        """To be told how each burst ended. After some failures in a row the next one gets memory of its own."""
+        """To be told how each linked call ended. After some failures in a row the next one gets memory of its own."""
         self._failures = self._failures + 1 if error else 0
         if error:
-            logging.getLogger(__name__).warning("a burst of decode steps failed, its steps go one by one: %s", error)
+            logging.getLogger(__name__).warning("a linked call failed and is made again without links: %s", error)
         if self._failures >= RENEW_AFTER_FAILURES:
             self._failures = 0
             self.close()

@@ -42,7 +42,9 @@ class Orchestrator:
         )
         defaults = GenerationDefaults(checkpoint)
         tokenizer = PromptTokenizer(checkpoint.folder, checkpoint.family.placeholder_ids(checkpoint.config))
-        pipeline = StagePipeline(port, checkpoint.contract, stage_names, plans, settings.max_running_requests)
+        sequences = settings.max_running_requests
+        rows = max(settings.prefill_token_budget, sequences)
+        pipeline = StagePipeline(port, checkpoint.contract, stage_names, plans, rows, sequences)
         connection = Connection(port, pipeline, checkpoint.fingerprint)
         inbox = Inbox()
         # A tokenizer of its own: encoding switches flags that must not change under the decoding thread.

@@ -64,12 +64,13 @@ class StagePipeline:
         contract: FeatureContract,
         names: Sequence[str],
         plans: Sequence[StagePlan],
+        max_rows: int,
         max_sequences: int,
     ) -> None:
         self._port, self.contract, self.names, self.plans = port, contract, tuple(names), tuple(plans)
         self._received = [[spec.name for spec in feature_inputs(contract, plan)] for plan in plans]
         self._packers: dict[int, Packer] = {}
-        self.bursts = BurstCalls(len(names), max_sequences, row_bytes(contract))
+        self.bursts = BurstCalls(len(names), max_rows, max_sequences, row_bytes(contract))
 
     @property
     def position_axes(self) -> int:
@@ -86,11 +87,15 @@ class StagePipeline:
         return PackedStep(self._packers[group].pack(work), self._join_features(work), steps)
 
     def run(self, step: PackedStep) -> StepTokens:
-        """The new tokens of a single step. Raises DeepstackError."""
+        """The new tokens of a single step, stage after stage. Raises DeepstackError."""
         return self._unpack(step, self._walk(step))
 
+    def can_link(self, step: PackedStep) -> bool:
+        """Whether all stages can be called at once: no stage has to wait for features from the one before it."""
+        return len(self.plans) > 1 and not (step.features and any(plan.forwarded for plan in self.plans))
+
     def begin(self, step: PackedStep) -> RunningBurst:
-        """Let the stages run the decode steps of a step by themselves."""
+        """Let the stages run a step, or its decode steps, by themselves."""
         rows = len(step.rows.input_ids)
         return self.bursts.begin(step.steps, rows, lambda index, more: self._call_in_burst(step, index, more))
 
@@ -114,10 +119,11 @@ class StagePipeline:
         )
 
     def _call_in_burst(self, step: PackedStep, index: int, more: Mapping[str, Array]) -> Mapping[str, Handle]:
-        """One stage's part of a burst: it has its rows from the stage before it, not from this call."""
+        """One stage's part of a linked call: it has its rows from the stage before it, not from this call."""
         plan = self.plans[index]
         entering = step.rows.input_ids if plan.is_first else self._port.empty(hidden_states(self.contract))
-        inputs = {**step.rows.layout, **self._enter(plan, entering), **more}
+        features = self._features(index, step.features, step.rows)
+        inputs = {**step.rows.layout, **self._enter(plan, entering), **features, **more}
         if not plan.is_last:
             return self._port.call(self.names[index], inputs, ["hidden_states"])
         return self._port.call(self.names[index], {**inputs, **step.rows.sampling}, self._wanted(step))

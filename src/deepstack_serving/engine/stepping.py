@@ -123,21 +123,28 @@ class Stepping:
         steps = self._policy.steps(work, self._stages)
         return steps if steps == 1 or self._pipeline.bursts.are_possible() else 1
 
-    def _step(self, work: Sequence[Work], steps: int = 1) -> None:
+    def _step(self, work: Sequence[Work], steps: int = 1, *, may_link: bool = True) -> None:
+        is_linked = False
         try:
             step = self._pipeline.pack(work, steps)
             self._hand_out()  # only now: the output thread works while the stages do, not while this one packs
+            is_linked = steps > 1 or (may_link and self._can_burst() and self._pipeline.can_link(step))
             if steps > 1:
                 self._burst(work, step)
-                return
-            result = self._pipeline.run(step)
+            else:
+                result = self._run_linked(step) if is_linked else self._pipeline.run(step)
+                self.stats.steps += 1
+                self._record(work, result)
         except DeepstackError as error:
-            if steps > 1:
+            if is_linked:
                 self._pipeline.bursts.ended(error)
-            self._recover(work, error, steps)
-        else:
-            self.stats.steps += 1
-            self._record(work, result)
+            self._recover(work, error, was_linked=is_linked)
+
+    def _run_linked(self, step: PackedStep) -> StepTokens:
+        """A single step of all stages at once."""
+        result = self._pipeline.finish(step, self._pipeline.begin(step))
+        self._pipeline.bursts.ended(None)
+        return result
 
     def _burst(self, work: Sequence[Work], step: PackedStep) -> None:
         """Run several decode steps, and record their tokens as they come; for some, alternatives come at the end."""
@@ -215,18 +222,20 @@ class Stepping:
             self._outputs.put(self._held)
             self._held = []
 
-    def _recover(self, work: Sequence[Work], error: DeepstackError, steps: int = 1) -> None:
-        """After a failed step: requests that hold blocks end when a stage lost its pool; else each is tried alone."""
+    def _recover(self, work: Sequence[Work], error: DeepstackError, *, was_linked: bool = False) -> None:
+        """After a failed step: requests that hold blocks end when a stage lost its pool; else each is tried alone, in
+        calls of one stage after the other.
+        """
         if not self._connection.still_open():
             for sequence in list(self._scheduler.running):
                 self._fail(sequence, error)
             self._overlap.settle()
-        elif len(work) == 1 and steps == 1:
+        elif len(work) == 1 and not was_linked:
             self._fail(work[0].sequence, error)
         else:
             for item in work:
                 if item.sequence.status is Status.RUNNING:
-                    self._step([_present(item)])
+                    self._step([_present(item)], may_link=False)
 
     def _fail(self, sequence: Running, error: DeepstackError) -> None:
         self._scheduler.finish(sequence)

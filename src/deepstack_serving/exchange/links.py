@@ -138,9 +138,9 @@ class ExchangeDoor:
         self._on_gpu = on_gpu
 
     def join(self, ticket: str, rows: int) -> BurstLinks:
-        """The links of this stage in the burst of a ticket.
+        """The links of this stage in the burst of a ticket, over which it sends so many rows a step.
 
-        Raises WireError for a ticket that no orchestrator of this split made, or when so many rows do not fit.
+        Raises WireError for a ticket that no orchestrator of this split made, or when the rows do not fit.
         """
         name, burst = parse_ticket(ticket)
         exchange = self._open(name)
@@ -155,7 +155,7 @@ class ExchangeDoor:
             *(Link(exchange, index, burst, spins=self._on_gpu) for index in (before, self._index, self._stages)),
         )
         if rows * self._row_bytes > links.outgoing.capacity:
-            raise WireError(f"tensor 'exchange' names one whose links are too small for {rows} sequences")
+            raise WireError(f"tensor 'exchange' names one whose links are too small for {rows} rows")
         return links
 
     def _open(self, name: str) -> Exchange:

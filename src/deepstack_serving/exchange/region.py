@@ -1,4 +1,4 @@
-"""What the language stages hand each other within one call of several decode steps: a region of shared memory.
+"""What the language stages hand each other within a call of all of them at once: a region of shared memory.
 
 It has a link per border for hidden states (stage i to stage i + 1), one for the tokens, which go from the last stage to
 the first, and one for their log-probabilities. The orchestrator makes the region, numbers the bursts and reads tokens
@@ -195,7 +195,7 @@ def parse_ticket(ticket: str) -> tuple[str, int]:
     return match[1], int(match[2])
 
 
-def link_sizes(stages: int, rows: int, row_bytes: int) -> list[LinkSize]:
-    """The links between so many stages for so many sequences."""
-    kept = (LinkSize(rows * size, MAX_DECODE_STEPS) for size in (TOKEN_BYTES, LOGPROB_BYTES))
+def link_sizes(stages: int, rows: int, sequences: int, row_bytes: int) -> list[LinkSize]:
+    """The links between so many stages, for steps of so many rows and sequences."""
+    kept = (LinkSize(sequences * size, MAX_DECODE_STEPS) for size in (TOKEN_BYTES, LOGPROB_BYTES))
     return [LinkSize(rows * row_bytes)] * (stages - 1) + list(kept)

@@ -1,4 +1,4 @@
-"""Several decode steps in one call: each step follows from the one before and from what the other stages sent."""
+"""A linked call, of one step or several decode steps: each takes what the stage before it sent, and the last tokens."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import torch
 from deepstack_serving.checkpoint import TRITON_DTYPES
 from deepstack_serving.errors import WireError, shown
 from deepstack_serving.injection import StagePlan
-from deepstack_serving.stages.burst_call import ONE_STEP, Burst, burst_of, check_burst
+from deepstack_serving.stages.burst_call import ONE_STEP, Burst, burst_of, check_burst, check_link
 from deepstack_serving.wire import EAGER, SAMPLING, FeatureContract, ModelInterface, check_tensors, feature_inputs
 
 Tensors = Mapping[str, torch.Tensor]
@@ -62,7 +62,7 @@ def parse_call(
     _check_lengths(queries, contexts, rows)
     burst = burst_of(tensors)
     entering = "input_ids" if plan.is_first else "hidden_states"
-    if burst.steps == 1 and len(tensors[entering]) != rows:
+    if not burst.is_linked and len(tensors[entering]) != rows:
         raise WireError(f"tensor {entering!r} has {len(tensors[entering])} rows, 'position_ids' has {rows}")
     tables = _block_tables(tensors, queries, [context + burst.steps - 1 for context in contexts], blocks, block_size)
     names = [spec.name for spec in feature_inputs(contract, plan)]
@@ -71,6 +71,8 @@ def parse_call(
         _check_sampling(tensors, rows)
     if burst.steps > 1:
         check_burst(tensors, plan, rows, len(queries), stateless=tables is None)
+    if burst.is_linked:
+        check_link(tensors, plan, rows, has_features=bool(features))
     eager = EAGER.name in tensors and bool(tensors[EAGER.name])
     return LanguageCall(tensors, queries, contexts, tables, features, eager, burst)
 

@@ -126,17 +126,18 @@ class LanguageStage:
             return {STAGE_INFO.name: self.info.to_tensor()}
         call = parse_call(tensors, self.interface, self.contract, self.plan, self._pool.blocks, self._pool.block_size)
         self._check(call)
-        if call.burst.steps > 1:
-            return self._run_burst(call, outputs)
+        if call.burst.is_linked:
+            return self._run_linked(call, outputs)
         return self._run_one(call, outputs)
 
-    def _run_burst(self, call: LanguageCall, outputs: Collection[str]) -> dict[str, torch.Tensor]:
-        links = self._door.join(call.burst.ticket, len(call.query_lengths))
+    def _run_linked(self, call: LanguageCall, outputs: Collection[str]) -> dict[str, torch.Tensor]:
+        leaving = call.tensors["sample_rows"] if self.plan.is_last else call.tensors["position_ids"].T
+        links = self._door.join(call.burst.ticket, len(leaving))
         return run_burst(call, self.plan, self.device, links, self._entering, lambda one: self._run_one(one, outputs))
 
     def _entering(self, call: LanguageCall) -> torch.Tensor:
-        """Where the rows of a burst's next step go."""
-        rows = len(call.query_lengths)
+        """Where the rows of a linked call's next step go."""
+        rows = call.tensors["position_ids"].shape[1]
         if self._continues(call):
             return self.runner.entering(rows)
         if self.plan.is_first:
