@@ -75,7 +75,7 @@ class GridImageProcessing(ImageProcessing):
             return dict(self._processor(images=list(fitted), return_tensors="pt"))
         values = self._values.to(device, dtype, non_blocking=True)
         patch = self._processor.patch_size
-        rows = [self._rows(item.to(device, non_blocking=True), values) for item in pixels]
+        rows = [self._rows(_moved(item, device), values) for item in pixels]
         grids = [(1, item.shape[1] // patch, item.shape[2] // patch) for item in pixels]
         return {
             "pixel_values": torch.cat(rows) if len(rows) > 1 else rows[0],
@@ -94,6 +94,11 @@ class GridImageProcessing(ImageProcessing):
         places += torch.arange(_CHANNELS, dtype=torch.int32, device=pixels.device).view(1, -1, 1, 1) * _BYTES
         found = values.index_select(0, places.flatten()).view(places.shape)
         return found.expand(-1, -1, repeats, -1).reshape(len(places), -1)
+
+
+def _moved(pixels: torch.Tensor, device: str) -> torch.Tensor:
+    """To the device, without waiting for it: another process may have the GPU for the next milliseconds."""
+    return pixels if device == "cpu" else pixels.pin_memory().to(device, non_blocking=True)
 
 
 def check_processor(checkpoint: Path, processor: Any, file: str | None = None) -> None:
