@@ -109,3 +109,14 @@ def test_without_shared_memory_steps_go_from_stage_to_stage(checkpoint: Path, mo
     monkeypatch.setattr("deepstack_serving.engine.burst_calls.Exchange.create", full)
     answers, linked = answers_of(checkpoint, 2, LINKING)
     assert (answers, linked) == (expected, [])
+
+
+@one_family
+def test_step_of_more_rows_than_a_link_holds_goes_from_stage_to_stage(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, _ = answers_of(checkpoint, 2, PLAIN, max_running_requests=len(MIXED))
+    monkeypatch.setattr("deepstack_serving.engine.burst_calls.MOST_LINK_BYTES", 1)  # so many as may run
+    answers, linked = answers_of(checkpoint, 2, LINKING, max_running_requests=len(MIXED))
+    assert answers == expected
+    assert not linked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
@@ -14,6 +15,8 @@ from deepstack_serving.exchange import MESSAGES, Exchange, LinkMemory, link_size
 from deepstack_serving.wire import DECODE_STEPS, EXCHANGE
 
 RENEW_AFTER_FAILURES = 3
+RETRY_S = 60.0  # after there was no shared memory
+MOST_LINK_BYTES = 64 * 2**20  # between two stages; both pin it
 CallStage = Callable[[int, Mapping[str, Array]], Mapping[str, Handle]]
 TokenRows = tuple[list[list[int]], list[list[float]]]  # ids and log-probabilities, [rows][steps]
 
@@ -76,27 +79,40 @@ class BurstCalls:
     """Owns the memory over which the stages exchange, made at the first burst. One burst at a time."""
 
     def __init__(self, stages: int, max_rows: int, max_sequences: int, row_bytes: int) -> None:
-        self._stages = stages
-        self._sizes = link_sizes(stages, max_rows, max_sequences, row_bytes)
+        self._stages, self._max_sequences, self._row_bytes = stages, max_sequences, row_bytes
+        rows = min(max_rows, MOST_LINK_BYTES // row_bytes)
+        self._rows_to_try = tuple(dict.fromkeys((max(rows, max_sequences), max_sequences)))
         self._exchange: Exchange | None = None
         self._pool: ThreadPoolExecutor | None = None
-        self._is_impossible = False
+        self._retry_s = 0.0
         self._failures = 0
+        self.max_rows = 0  # of a linked step
 
     def are_possible(self) -> bool:
-        """Whether the stages can exchange; the first call makes what they need."""
-        if self._exchange is None and not self._is_impossible:
+        """Whether the stages can exchange; the first call makes what they need.
+
+        Where there is no room for the rows of prompts it is made for decode steps; without any it is tried again later.
+        """
+        if self._exchange is None and time.monotonic() >= self._retry_s:
+            self._make()
+        return self._exchange is not None
+
+    def _make(self) -> None:
+        for rows in self._rows_to_try:
             try:
-                self._exchange = Exchange.create(self._sizes)
+                self._exchange = Exchange.create(link_sizes(self._stages, rows, self._max_sequences, self._row_bytes))
             except OSError as error:
-                self._is_impossible = True
                 logging.getLogger(__name__).warning(
-                    "steps go one by one and stage by stage: no shared memory for the stages to exchange over (%s)",
+                    "no shared memory for the stages to exchange %d rows over; what does not fit goes step by step and "
+                    "stage by stage: %s",
+                    rows,
                     error,
                 )
             else:
+                self.max_rows = rows
                 self._pool = ThreadPoolExecutor(self._stages, thread_name_prefix="burst")
-        return self._exchange is not None
+                return
+        self._retry_s = time.monotonic() + RETRY_S
 
     def begin(self, steps: int, rows: int, call: CallStage) -> RunningBurst:
         """Call every stage for a step of so many rows, or for several decode steps. Only where that is possible."""
@@ -111,7 +127,7 @@ class BurstCalls:
         """To be told how each linked call ended. After some failures in a row the next one gets memory of its own."""
         self._failures = self._failures + 1 if error else 0
         if error:
-            logging.getLogger(__name__).warning("a linked call failed and is made again without links: %s", error)
+            logging.getLogger(__name__).warning("a call of all stages at once failed: %s", error)
         if self._failures >= RENEW_AFTER_FAILURES:
             self._failures = 0
             self.close()

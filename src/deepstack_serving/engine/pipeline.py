@@ -91,8 +91,9 @@ class StagePipeline:
         return self._unpack(step, self._walk(step))
 
     def can_link(self, step: PackedStep) -> bool:
-        """Whether all stages can be called at once: no stage has to wait for features from the one before it."""
-        return len(self.plans) > 1 and not (step.features and any(plan.forwarded for plan in self.plans))
+        """Whether all stages can be called at once: its rows fit, and no stage has to hand features on."""
+        fits = len(step.rows.input_ids) <= self.bursts.max_rows
+        return fits and len(self.plans) > 1 and not (step.features and any(plan.forwarded for plan in self.plans))
 
     def begin(self, step: PackedStep) -> RunningBurst:
         """Let the stages run a step, or its decode steps, by themselves."""

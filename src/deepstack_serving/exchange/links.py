@@ -12,7 +12,8 @@ from deepstack_serving.errors import StageError, WireError
 from deepstack_serving.exchange.region import MESSAGES, TOKEN_BYTES, Exchange, LinkMemory, parse_ticket
 from deepstack_serving.regions import REGION_DIRECTORY, is_orphaned
 
-WAIT_TIMEOUT_S = 60.0
+WAIT_TIMEOUT_S = 60.0  # for a decode step
+STEP_TIMEOUT_S = 600.0  # for a step of any kind: a long prompt on a CPU, or one that is compiled for
 _SPINS = 200
 _YIELDING_S = 0.02
 _PAUSE_S = 0.0002

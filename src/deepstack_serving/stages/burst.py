@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from deepstack_serving.exchange import BurstLinks
+from deepstack_serving.exchange import STEP_TIMEOUT_S, WAIT_TIMEOUT_S, BurstLinks
 from deepstack_serving.injection import StagePlan
 from deepstack_serving.stages.burst_call import ONE_STEP
 from deepstack_serving.stages.call import LanguageCall
@@ -76,6 +76,7 @@ def run_burst(
     """
     is_alone = plan.is_first and plan.is_last
     tokens = LateTokens(links, device) if is_alone else Tokens(links)
+    timeout_s = WAIT_TIMEOUT_S if call.burst.steps > 1 else STEP_TIMEOUT_S
     answers: list[Mapping[str, torch.Tensor]] = []
     results: Mapping[str, torch.Tensor] = {}
     for step in range(call.burst.steps):
@@ -85,7 +86,7 @@ def run_burst(
             one = replace(one, tensors={**one.tensors, "input_ids" if plan.is_first else "hidden_states": target})
             if is_alone:
                 target.copy_(results["next_ids"])
-            has_rows = is_alone or links.incoming.receive(target)
+            has_rows = is_alone or links.incoming.receive(target, timeout_s)
             if not has_rows or (plan.is_first and links.is_ending):
                 if not plan.is_last:
                     links.outgoing.send_end()
