@@ -50,6 +50,7 @@ class LocalPort:
         }
         self.change = change
         self.calls: list[tuple[str, tuple[str, ...]]] = []
+        self.steps: list[tuple[str, int]] = []  # of each call, with its model
         self.most_at_once = self._at_once = 0
         self._counting = threading.Lock()
         self._busy = {name: threading.Lock() for name in names}  # a model takes one call at a time
@@ -57,6 +58,7 @@ class LocalPort:
 
     def call(self, model: str, inputs: Mapping[str, Any], outputs: SequenceOf[str]) -> dict[str, torch.Tensor]:
         self.calls.append((model, tuple(inputs)))
+        self.steps.append((model, int(inputs["decode_steps"][0]) if "decode_steps" in inputs else 1))
         tensors = {
             name: value if isinstance(value, torch.Tensor) else torch.tensor(value) for name, value in inputs.items()
         }
