@@ -66,8 +66,7 @@ class GatheringEncoder(BatchingEncoder):
     together = len(ASKS)
 
     def submit(self, sequences: Iterable[Sequence], done: Done) -> None:
-        for sequence in sequences:
-            self.enqueue(sequence, done)
+        self.enqueue(sequences, done)
         if self.waiting == self.together:
             while self.waiting:
                 self.run_next()

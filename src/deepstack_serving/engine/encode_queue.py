@@ -31,9 +31,9 @@ class EncodeQueue:
         """Give the encoder what may be encoded now. `running` are all admitted requests."""
         if self._begun:
             self._begun &= {sequence for sequence in running if _holds_rows(sequence)}
-        begun = self._take()
-        self._begun.update(begun)
-        self._encoder.submit(begun, done)
+        if begun := self._take():
+            self._begun.update(begun)
+            self._encoder.submit(begun, done)
 
     def _take(self) -> list[Sequence]:
         """Those that may be encoded now, out of the queue."""

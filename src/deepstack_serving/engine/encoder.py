@@ -54,15 +54,15 @@ class Encoder:
 
     def submit(self, sequences: Iterable[Sequence], done: Done) -> None:
         """Encode in the background; those that come together go into one call where they fit."""
+        for _ in range(self.enqueue(sequences, done)):
+            self._pool.submit(self.run_next).add_done_callback(_report_surprise)
+
+    def enqueue(self, sequences: Iterable[Sequence], done: Done) -> int:
+        """Let them wait for calls of `run_next`; says how many they are."""
         new = [_Waiting(sequence, done) for sequence in sequences]
         with self._lock:  # else a thread could take the first of them alone
             self._waiting.extend(new)
-        for _ in new:
-            self._pool.submit(self.run_next).add_done_callback(_report_surprise)
-
-    def enqueue(self, sequence: Sequence, done: Done) -> None:
-        """Let it wait for a call of `run_next`."""
-        self._waiting.append(_Waiting(sequence, done))
+        return len(new)
 
     @property
     def waiting(self) -> int:

@@ -42,6 +42,11 @@ class LanguageCall:
     continues: bool = False  # the decode step after this stage's last one, of the same sequences
 
     @property
+    def rows(self) -> int:
+        """Packed rows, of all sequences together."""
+        return self.tensors["position_ids"].shape[1]
+
+    @property
     def has_images(self) -> bool:
         return bool(self.features)
 

@@ -114,8 +114,7 @@ class LanguageStage:
         """Capture the graphs of this stage's steps. Raises SettingsError when that fails and no fallback is allowed."""
         start_graphs(self._settings, self._layers, self.runner, recorder)
         self.runs_paged = True
-        if self.device != "cpu":
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
         execution = "graph" if self.runner.captured else "eager"
         self.info = replace(self.info, execution=execution, compiled=self.runner.is_compiled)
 
@@ -131,19 +130,17 @@ class LanguageStage:
         return self._run_one(call, outputs)
 
     def _run_linked(self, call: LanguageCall, outputs: Collection[str]) -> dict[str, torch.Tensor]:
-        leaving = call.tensors["sample_rows"] if self.plan.is_last else call.tensors["position_ids"].T
-        links = self._door.join(call.burst.ticket, len(leaving))
+        links = self._door.join(call.burst.ticket, len(call.tensors["sample_rows"]) if self.plan.is_last else call.rows)
         return run_burst(call, self.plan, self.device, links, self._entering, lambda one: self._run_one(one, outputs))
 
     def _entering(self, call: LanguageCall) -> torch.Tensor:
         """Where the rows of a linked call's next step go."""
-        rows = call.tensors["position_ids"].shape[1]
         if self._continues(call):
-            return self.runner.entering(rows)
+            return self.runner.entering(call.rows)
         if self.plan.is_first:
-            return torch.empty(rows, dtype=torch.int64)
+            return torch.empty(call.rows, dtype=torch.int64)
         none = call.tensors["hidden_states"]
-        return torch.empty(rows, none.shape[1], dtype=none.dtype, device=self.device)
+        return torch.empty(call.rows, none.shape[1], dtype=none.dtype, device=self.device)
 
     def _continues(self, call: LanguageCall) -> bool:
         """Whether this step is the last one's replay once more."""
@@ -166,7 +163,7 @@ class LanguageStage:
 
     def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
         """On this stage's device, without waiting for it: with another process on a GPU each wait may last until that
-        one's time slice is over. Host tensors of a call are kept until its end, where the device is waited for.
+        one's time slice is over. Pageable memory, as all of a call's host tensors are, is read before this returns.
         """
         return tensor.to(self.device, non_blocking=True)
 

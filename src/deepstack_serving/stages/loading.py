@@ -64,8 +64,7 @@ def _load(checkpoint: Checkpoint, device: str, plan: StagePlan | None, attention
     _check_report(checkpoint.folder, model, report)
     if checkpoint.adapter is not None:
         merge_adapter(model, checkpoint.adapter)
-    if device != "cpu":
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()  # does nothing in a process without a GPU
     return cast(nn.Module, model.eval().requires_grad_(False))
 
 

@@ -101,8 +101,7 @@ class VisionStage:
         self.runner = TowerRunner(tower, self._settings)
         with compiling_alone(self._settings, self.device, self._model.config, compiles=self.runner.is_compiled):
             self.runner.start(recorder)
-        if self.device != "cpu":
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
         execution = "graph" if self.runner.captures else "eager"
         self.info = replace(self.info, execution=execution, compiled=self.runner.is_compiled)
 
