@@ -58,6 +58,8 @@ def choose_by_parts(
     logits: torch.Tensor, sampling: SamplingTensors | None, forced_ids: torch.Tensor | None, rows: int
 ) -> Choice:
     """`choose`, so many rows at a time: in between it takes many times the memory of the logits."""
+    if len(logits) <= rows:
+        return choose(logits, sampling, forced_ids)
     parts = torch.split(logits, rows)
     samplings = [None] * len(parts) if sampling is None else sampling.split(rows)
     forced = [None] * len(parts) if forced_ids is None else torch.split(forced_ids, rows)
