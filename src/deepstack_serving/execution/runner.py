@@ -19,7 +19,7 @@ import torch
 from deepstack_serving.attention import PagedLayer
 from deepstack_serving.errors import SettingsError, StageError
 from deepstack_serving.execution.advance import ADVANCED, Advance, advance
-from deepstack_serving.execution.buckets import bucket_for
+from deepstack_serving.execution.buckets import Bucket, bucket_for, decode_bucket
 from deepstack_serving.execution.features import StepFeatures
 from deepstack_serving.execution.layers import DecoderLayers, Inject, LayerFunctions
 from deepstack_serving.execution.recorder import Recorder, Replay
@@ -63,17 +63,6 @@ class Sizes:
     columns: int = 1  # of the block tables
 
 
-@dataclass(frozen=True)
-class _Bucket:
-    rows: int
-    sequences: int
-    max_query_length: int
-
-    @property
-    def is_decode(self) -> bool:
-        return self.max_query_length == 1
-
-
 class StepRunner:
     """Owns the slots and graphs of one stage."""
 
@@ -91,8 +80,8 @@ class StepRunner:
         self._head = compiled.head if compiled else ends.head
         self._advance = compiled.advance if compiled else advance
         self.device = str(pool.keys.device)
-        self._replays: dict[_Bucket, Replay] = {}
-        self._last: tuple[_Bucket, int] | None = None
+        self._replays: dict[Bucket, Replay] = {}
+        self._last: tuple[Bucket, int] | None = None
         self._leaving = torch.empty(0)  # what prompt steps end with: each graph would keep one of its own
         self.continued = 0  # decode steps that needed no new layout
         self.slots = SlotRegistry((), self.device)
@@ -133,6 +122,16 @@ class StepRunner:
         rows = torch.cat([rows, rows.new_zeros(bucket.rows - len(rows), *rows.shape[1:])])
         return {name: tensor[: step.rows] for name, tensor in self._eager(self._hidden(rows), padded, features).items()}
 
+    def finish(self, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What the head makes of rows [rows, width] of a prefill step, padded as a decode step's are, so that what is
+        compiled for those serves these.
+        """
+        if self._head is None:
+            raise StageError("this stage has no head")
+        size = bucket_for(self._sizes.decode, len(hidden)) or len(hidden)
+        padded = torch.cat([hidden, hidden.new_zeros(size - len(hidden), hidden.shape[1])])
+        return {name: tensor[: len(hidden)] for name, tensor in self._head(padded).items()}
+
     @property
     def can_continue(self) -> bool:
         """Whether the last step was a replayed decode step, which leaves its slots one token further."""
@@ -154,7 +153,7 @@ class StepRunner:
 
     def capture(self, recorder: Recorder) -> None:
         """Capture a graph for every size, the largest first. Raises SettingsError when that fails."""
-        buckets = [_decode_bucket(size) for size in self._sizes.decode]
+        buckets = [decode_bucket(size) for size in self._sizes.decode]
         buckets += [self._prefill_bucket(size) for size in self._sizes.prefill]
         self.slots = SlotRegistry(self._specs(), self.device)
         self._leaving = torch.empty_like(self.slots.buffer("hidden")[: max(self._sizes.prefill, default=0)])
@@ -177,18 +176,18 @@ class StepRunner:
                 time.monotonic() - started,
             )
 
-    def _bucket(self, entering: torch.Tensor, step: StepRows, features: StepFeatures | None) -> _Bucket | None:
+    def _bucket(self, entering: torch.Tensor, step: StepRows, features: StepFeatures | None) -> Bucket | None:
         has_images = self._embed is not None and entering.ndim > 1
         if step.max_query_length == 1 and features is None and not has_images:
             size = bucket_for(self._sizes.decode, step.sequences)
-            return None if size is None else _decode_bucket(size)
+            return None if size is None else decode_bucket(size)
         size = bucket_for(self._sizes.prefill, step.rows)
         if size is None or step.sequences > self._sizes.prefill_sequences:
             return None
         return self._prefill_bucket(size)
 
-    def _prefill_bucket(self, size: int) -> _Bucket:
-        return _Bucket(size, self._sizes.prefill_sequences, max(size, 2))
+    def _prefill_bucket(self, size: int) -> Bucket:
+        return Bucket(size, self._sizes.prefill_sequences, max(size, 2))
 
     @property
     def _entering_slot(self) -> str:
@@ -226,7 +225,7 @@ class StepRunner:
         hidden = self._layers.run(hidden, layout["position_ids"].T, packed, inject, functions, after)
         return self._head(hidden) if with_head and self._head else {"hidden": hidden}
 
-    def _captured(self, bucket: _Bucket, cut: Callable[[], None]) -> dict[str, torch.Tensor]:
+    def _captured(self, bucket: Bucket, cut: Callable[[], None]) -> dict[str, torch.Tensor]:
         """What a graph of this size computes, over the slots."""
         sequences = bucket.sequences
         ends = {"block_tables": sequences, "context_lengths": sequences, "query_starts": sequences + 1}
@@ -257,7 +256,7 @@ class StepRunner:
             return output
         return {"hidden": self._leaving[: bucket.rows].copy_(output["hidden"])}
 
-    def _refresh(self, bucket: _Bucket, entering: torch.Tensor, step: StepRows, features: StepFeatures | None) -> None:
+    def _refresh(self, bucket: Bucket, entering: torch.Tensor, step: StepRows, features: StepFeatures | None) -> None:
         values: dict[str, Value] = dict(step.with_sequences(bucket.sequences).tensors())
         if bucket.is_decode:
             values[self._entering_slot] = entering
@@ -268,7 +267,7 @@ class StepRunner:
                 values[deepstack_name(layer)] = features.scattered(layer, len(entering))
         self.slots.refresh(values)
 
-    def _replay(self, bucket: _Bucket, rows: int, wanted: Collection[str]) -> dict[str, torch.Tensor]:
+    def _replay(self, bucket: Bucket, rows: int, wanted: Collection[str]) -> dict[str, torch.Tensor]:
         replay = self._replays[bucket]
         replay()
         self._last = (bucket, rows) if bucket.is_decode else None
@@ -292,7 +291,3 @@ class StepRunner:
             *([SlotSpec("input_ids", (max(self._sizes.decode),), torch.int64, "cpu")] if takes_ids else []),
             *(SlotSpec(deepstack_name(layer), (rows, width), dtype, self.device) for layer in injected),
         )
-
-
-def _decode_bucket(size: int) -> _Bucket:
-    return _Bucket(size, size, 1)

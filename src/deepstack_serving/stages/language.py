@@ -215,6 +215,10 @@ class LanguageStage:
             return None
         return self._moved(call.tensors["image_rows"]), self._moved(call.tensors["feature_rows"])
 
+    def _finish(self, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What the head makes of rows [rows, width] that end prompts."""
+        return self.runner.finish(hidden) if self.runs_paged else {"logits": self._family.logits(self._model, hidden)}
+
     def _head(self, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
         """Greedy choice and logits of every row."""
         logits = self._family.logits(self._model, hidden)
@@ -224,21 +228,22 @@ class LanguageStage:
     def _sample(
         self, results: dict[str, torch.Tensor], call: LanguageCall, outputs: Collection[str]
     ) -> dict[str, torch.Tensor]:
-        rows = call.tensors["sample_rows"]
+        rows, computed_prompts = call.tensors["sample_rows"], "hidden" in results
+        if computed_prompts:
+            results = self._finish(_take(results["hidden"], rows))
+        else:
+            results = {name: _take(tensor, rows) for name, tensor in results.items()}
         asks_top = _asks_top(outputs)
         sampling = {spec.name: self._moved(call.tensors[spec.name]) for spec in SAMPLING if spec.name in call.tensors}
         forced = call.tensors.get("forced_ids")
         if "next_ids" in results and forced is None and not sampling and not asks_top:
-            return {name: _take(results[name], rows) for name in ("next_ids", "logprobs")}
-        if "logits" in results:
-            logits = _take(results["logits"], rows)
-        else:
-            logits = self._family.logits(self._model, _take(results["hidden"], rows))
+            return {name: results[name] for name in ("next_ids", "logprobs")}
+        logits = results["logits"]
         choice = choose_by_parts(
             logits,
             SamplingTensors(**sampling) if sampling else None,
             None if forced is None else self._moved(forced),
-            len(logits) if "logits" in results else PROMPT_ROWS_AT_ONCE,
+            PROMPT_ROWS_AT_ONCE if computed_prompts else len(logits),
         )
         chosen = {"next_ids": choice.ids, "logprobs": choice.logprobs}
         if asks_top:
