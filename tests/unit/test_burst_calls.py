@@ -104,8 +104,10 @@ def test_burst_that_is_ended_early_has_run_whole_steps(calls: BurstCalls) -> Non
 @pytest.mark.parametrize("failing", range(STAGES))
 def test_stage_that_fails_ends_the_burst_with_its_error(calls: BurstCalls, failing: int) -> None:
     peers = Peers(failing, StageError("the cause"))
+    burst = calls.begin(4, 1, peers.call)
+    burst.wait_until_called()
     with pytest.raises(StageError, match="the cause"):
-        calls.begin(4, 1, peers.call).result()
+        burst.result()
     assert peers.given_up == STAGES - 1
     assert value_of(calls, 2, Peers()) == 5
 

@@ -28,6 +28,7 @@ class Doubling(CapturableTower):
 
     def __init__(self) -> None:
         self.runs = 0
+        self.layouts: list[tuple[int, ...]] = []
         self.failing = False
 
     def arrange(self, inputs: Mapping[str, torch.Tensor]) -> TowerCall:
@@ -35,6 +36,7 @@ class Doubling(CapturableTower):
 
     def run(self, call: TowerCall) -> VisionFeatures:
         self.runs += 1
+        self.layouts.append(call.layout)
         if self.failing:
             raise RuntimeError("the device is gone")
         return VisionFeatures(2 * call.tensors["pixels"], {7: 3 * call.tensors["pixels"]})
@@ -44,6 +46,16 @@ class Doubling(CapturableTower):
 
     def examples(self) -> Iterator[dict[str, torch.Tensor]]:
         yield images(1, 1)
+
+    def usual_example(self) -> dict[str, torch.Tensor]:
+        return images(100)
+
+
+class Compiled(Doubling):
+    can_compile = True
+
+    def compile_blocks(self, compiler: Compiler) -> None:
+        """There are none."""
 
 
 class Waiting(Doubling):
@@ -206,3 +218,14 @@ def test_a_failure_of_the_tower_itself_is_not_blamed_on_a_setting(start: Start, 
     tower.failing = True
     with pytest.raises(RuntimeError, match="the device is gone"):
         start(CallRecorder())
+
+
+def test_kernels_are_tuned_for_a_usual_image_which_gets_no_graph(
+    settings: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # the runner sets it; the test puts it back
+    tower = Compiled()
+    runner = TowerRunner(tower, settings(compile="layers", compile_cache_folder=str(tmp_path)))
+    runner.start(CallRecorder())
+    assert tower.layouts[:2] == [(100,), (1, 1)]
+    assert runner.captured == ((1, 1),)

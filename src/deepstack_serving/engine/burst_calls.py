@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from threading import Semaphore
 
 import numpy as np
 import torch
@@ -31,9 +32,15 @@ class RunningBurst:
         self._ids, self._logprobs = (LinkMemory(exchange, index) for index in (stages - 1, stages))
         self._like = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.float32)
         self._failed: list[int] = []  # stages, in the order of their failures
+        self._called, self._stages = Semaphore(0), stages
         self._calls: list[Future[Mapping[str, Handle]]] = [
             pool.submit(self._guarded, call, index, more) for index in range(stages)
         ]
+
+    def wait_until_called(self) -> None:
+        """Until every stage is being called: what else would use the interpreter now would hold the calls up."""
+        for _ in range(self._stages):
+            self._called.acquire()
 
     def is_over(self, wait_s: float | None = None) -> bool:
         """Whether all stages have answered, after waiting for so long at most; None: until they have."""
@@ -65,6 +72,7 @@ class RunningBurst:
     def _guarded(self, call: CallStage, index: int, more: Mapping[str, Array]) -> Mapping[str, Handle]:
         """A call that frees the others from waiting, whatever it fails of."""
         has_answered = False
+        self._called.release()
         try:
             results = call(index, more)
             has_answered = True

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from deepstack_serving.engine.burst_calls import RunningBurst
 from deepstack_serving.engine.burst_policy import BurstPolicy
 from deepstack_serving.engine.connection import Connection
 from deepstack_serving.engine.events import Event, Failure, Tokens
@@ -127,12 +128,11 @@ class Stepping:
         is_linked = False
         try:
             step = self._pipeline.pack(work, steps)
-            self._hand_out()  # only now: the output thread works while the stages do, not while this one packs
             is_linked = steps > 1 or (may_link and self._can_burst() and self._pipeline.can_link(step))
             if steps > 1:
                 self._burst(work, step)
             else:
-                result = self._run_linked(step) if is_linked else self._pipeline.run(step)
+                result = self._run_linked(step) if is_linked else self._run(step)
                 self.stats.steps += 1
                 self._record(work, result)
         except DeepstackError as error:
@@ -140,15 +140,27 @@ class Stepping:
                 self._pipeline.bursts.ended(error)
             self._recover(work, error, was_linked=is_linked)
 
+    def _run(self, step: PackedStep) -> StepTokens:
+        """A single step, stage after stage."""
+        self._hand_out()  # only now: the output thread works while the stages do, not while this one packs
+        return self._pipeline.run(step)
+
+    def _call_all(self, step: PackedStep) -> RunningBurst:
+        """Begin a step, or a burst, of all stages at once."""
+        burst = self._pipeline.begin(step)
+        burst.wait_until_called()
+        self._hand_out()
+        return burst
+
     def _run_linked(self, step: PackedStep) -> StepTokens:
         """A single step of all stages at once."""
-        result = self._pipeline.finish(step, self._pipeline.begin(step))
+        result = self._pipeline.finish(step, self._call_all(step))
         self._pipeline.bursts.ended(None)
         return result
 
     def _burst(self, work: Sequence[Work], step: PackedStep) -> None:
         """Run several decode steps, and record their tokens as they come; for some, alternatives come at the end."""
-        burst = self._pipeline.begin(step)
+        burst = self._call_all(step)
         self._scheduler.depart(0, work)
         late = {item.sequence for item in work if item.sequence.request.sampling.logprobs}
         over: set[Running] = set()  # of the late ones

@@ -21,8 +21,9 @@ from deepstack_serving.attention import PagedLayer
 from deepstack_serving.settings import Settings, keep_compiled_code
 
 AUTOTUNE = {"max_autotune": True, "coordinate_descent_tuning": True, "triton.cudagraphs": False}
-# One row: products become reductions, tuned one parameter after the other, at the speed of reading the weights.
-ONE_ROW = {"coordinate_descent_tuning": True}
+# Every kernel's parameters, tuned one after the other. Of one row, products become reductions, which then run at the
+# speed of reading the weights.
+TUNED = {"coordinate_descent_tuning": True}
 Kind = tuple[tuple[str, torch.Size], ...]  # layers of one kind share a template
 MAX_COMPILATIONS = 64  # of one function: decode sizes, and prefill once
 
@@ -68,7 +69,7 @@ class CompiledLayers:
         templates = {kind: _template(copy.deepcopy(module).to("meta")) for kind, module in examples.items()}
         options: Any = AUTOTUNE if autotune else None
         self._functions = _compiled(templates, dynamic, options)
-        self._one_row = self._functions if dynamic or autotune else _compiled(templates, dynamic, ONE_ROW)
+        self._one_row = self._functions if dynamic or autotune else _compiled(templates, dynamic, TUNED)
 
     def __call__(self, layer: int, hidden: torch.Tensor, rotary: Any, packed: PagedLayer) -> torch.Tensor:
         functions = self._one_row if hidden.shape[1] == 1 else self._functions

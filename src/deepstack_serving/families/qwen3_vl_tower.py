@@ -25,6 +25,7 @@ from deepstack_serving.feature_cache import FeatureCache
 GRID_BYTES = 64 * 2**20  # of what is kept for grids that were seen: 64 bytes a patch
 # Images, and their size in tokens; as many rows as a layer has columns would be compiled for that number alone.
 _EXAMPLES = ((1, 7, 9), (1, 7, 18), (2, 7, 9), (2, 7, 18))
+_USUAL_EXAMPLE = (1, 31, 33)
 
 
 @dataclass(frozen=True)
@@ -107,10 +108,16 @@ class GridTower(CapturableTower):
             blocks[number] = SharedBlock(block, function)
 
     def examples(self) -> Iterator[dict[str, torch.Tensor]]:
-        for images, *size in _EXAMPLES:
-            down, across = (length * self._merge for length in size)
-            pixels = torch.zeros(images * down * across, self._patch)
-            yield {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, down, across]] * images)}
+        return map(self._example, _EXAMPLES)
+
+    def usual_example(self) -> dict[str, torch.Tensor]:
+        return self._example(_USUAL_EXAMPLE)
+
+    def _example(self, size: tuple[int, int, int]) -> dict[str, torch.Tensor]:
+        """Inputs of so many images, of so many tokens down and across."""
+        images, down, across = size[0], size[1] * self._merge, size[2] * self._merge
+        pixels = torch.zeros(images * down * across, self._patch)
+        return {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, down, across]] * images)}
 
     def _grids(self, grid: torch.Tensor) -> _Grids:
         """transformers' own functions, on the host."""

@@ -53,3 +53,7 @@ class CapturableTower(ABC):
     @abstractmethod
     def examples(self) -> Iterator[dict[str, torch.Tensor]]:
         """Small inputs of different layouts, to run once before the first request."""
+
+    @abstractmethod
+    def usual_example(self) -> dict[str, torch.Tensor]:
+        """Inputs of the size of a usual image."""

@@ -84,6 +84,8 @@ class TowerRunner:
         Without a recorder everything runs eagerly. Raises SettingsError where compiling or capturing fails.
         """
         try:
+            if self.is_compiled:
+                self.run(self._tower.usual_example())  # the first: kernels are tuned for its size
             for inputs in self._tower.examples():
                 self.run(inputs)
         except RuntimeError as error:
@@ -98,10 +100,10 @@ class TowerRunner:
                 self.run(inputs)
 
     def _compile(self) -> None:
-        from deepstack_serving.execution.compiled import AUTOTUNE, prepare_compilations  # slow to import
+        from deepstack_serving.execution.compiled import AUTOTUNE, TUNED, prepare_compilations  # slow to import
 
         prepare_compilations(self._settings)
-        options: Any = AUTOTUNE if self._settings.compile == "autotune" else None
+        options: Any = AUTOTUNE if self._settings.compile == "autotune" else TUNED
         self._tower.compile_blocks(
             lambda function: torch.compile(function, dynamic=True, fullgraph=True, options=options)
         )
