@@ -117,7 +117,7 @@ class Settings:
     default_max_tokens: int = _setting(integer(1, _NO_LIMIT), 256)
     max_running_requests: int = _setting(integer(1, 4096), 64)
     max_waiting_requests: int = _setting(integer(0, 1_000_000), 1024)
-    prefill_token_budget: int = _setting(integer(1, _NO_LIMIT), 2560)
+    prefill_token_budget: int = _setting(integer(1, _NO_LIMIT), 2304)
     request_timeout_s: float = _setting(number(0, 86_400, exclude_minimum=True), 600.0)
     startup_timeout_s: float = _setting(number(0, 86_400, exclude_minimum=True), 300.0)
 

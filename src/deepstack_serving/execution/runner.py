@@ -108,7 +108,7 @@ class StepRunner:
         """Hidden states [rows, width] on the device, or token ids [rows] on the host, through the layers.
 
         Gives those of the `wanted` that the step has, each [rows, ...]: what the head makes of a decode step, else
-        `hidden`. They are the caller's own: no later step changes them.
+        `hidden`. They may be views, which the next step rewrites.
         """
         self._last = None
         bucket = self._bucket(entering, step, features)
@@ -116,7 +116,7 @@ class StepRunner:
             return self._eager(self._hidden(entering), step, features)
         if bucket in self._replays and not eager:
             self._refresh(bucket, entering, step, features)
-            return {name: tensor.clone() for name, tensor in self._replay(bucket, step.rows, wanted).items()}
+            return self._replay(bucket, step.rows, wanted)
         padded = step.padded(bucket.rows, bucket.sequences, self._sizes.columns, bucket.max_query_length)
         rows = entering if bucket.is_decode else self._hidden(entering)
         rows = torch.cat([rows, rows.new_zeros(bucket.rows - len(rows), *rows.shape[1:])])
@@ -142,10 +142,7 @@ class StepRunner:
         return self.slots.buffer(self._entering_slot)[:rows]
 
     def continue_decode(self, wanted: Collection[str]) -> dict[str, torch.Tensor]:
-        """The next decode step of the same sequences, as `run` would do it, on what was put to `entering`.
-
-        Its results are views, which the next step rewrites.
-        """
+        """The next decode step of the same sequences, as `run` would do it, on what was put to `entering`."""
         if self._last is None:
             raise StageError("there is no replayed decode step to continue")
         self.continued += 1

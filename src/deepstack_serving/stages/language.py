@@ -127,7 +127,8 @@ class LanguageStage:
         self._check(call)
         if call.burst.is_linked:
             return self._run_linked(call, outputs)
-        return self._run_one(call, outputs)
+        # Copies: what the server sends must not alias what the caller or a later call may rewrite.
+        return {name: tensor.clone() for name, tensor in self._run_one(call, outputs).items()}
 
     def _run_linked(self, call: LanguageCall, outputs: Collection[str]) -> dict[str, torch.Tensor]:
         links = self._door.join(call.burst.ticket, len(call.tensors["sample_rows"]) if self.plan.is_last else call.rows)
@@ -155,11 +156,8 @@ class LanguageStage:
             results = self._run_layers(self._enter(call, features, rows), call, features, rows, outputs)
         if self.plan.is_last:
             return self._sample(results, call, outputs)
-        # Copies: what the server sends must not alias what the caller or a later call may rewrite.
-        forwarded = {
-            name: features[name].clone() for name in map(deepstack_name, self.plan.forwarded) if name in features
-        }
-        return {"hidden_states": results["hidden"], **forwarded}
+        forwarded = [name for name in map(deepstack_name, self.plan.forwarded) if name in features]
+        return {"hidden_states": results["hidden"], **{name: features[name] for name in forwarded}}
 
     def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
         """On this stage's device, without waiting for it: with another process on a GPU each wait may last until that
