@@ -10,7 +10,7 @@ import pytest
 from deepstack_serving.engine.block_allocator import BlockAllocator
 from deepstack_serving.engine.burst_policy import LONGEST_S, STEPS_WITH_ALTERNATIVES, BurstPolicy
 from deepstack_serving.engine.events import Failure, Tokens
-from deepstack_serving.engine.inbox import EndedEarly, Inbox
+from deepstack_serving.engine.inbox import Inbox
 from deepstack_serving.engine.pipeline import StepTokens
 from deepstack_serving.engine.progress import NOT_FINITE, record
 from deepstack_serving.engine.scheduler import Scheduler, Work
@@ -78,16 +78,29 @@ def test_bursts_go_on_while_images_are_encoded_and_requests_wait() -> None:
 def begun(made: Scheduler, inbox: Inbox, clock: Clock) -> tuple[BurstPolicy, list[Work]]:
     policy, work = BurstPolicy(8, inbox, clock), made.plan()
     assert policy.steps(work, ON_CPU) > 1
+    made.depart(0, work)
     return policy, work
 
 
-def test_burst_ends_when_a_message_waits() -> None:
+def test_burst_ends_when_another_can_run() -> None:
+    made = decoding(40)
+    policy, work = begun(made, Inbox(), Clock())
+    image = sequence(5, 40, files=(b"image",))
+    made.add(image)
+    made.admit()
+    assert not policy.must_end(made, 0, len(work))  # its image is being encoded
+    image.status = Status.RUNNING
+    assert policy.must_end(made, 0, len(work))
+    made.finish(image)
+    assert not policy.must_end(made, 0, len(work))
+    made.add(sequence(5, 40))
+    made.admit()
+    assert policy.must_end(made, 0, len(work))
+
+
+def test_burst_ends_when_the_engine_does() -> None:
     made, inbox = decoding(40), Inbox()
     policy, work = begun(made, inbox, Clock())
-    assert not policy.must_end(made, 0, len(work))
-    inbox.put(EndedEarly(work[0].sequence))
-    assert policy.must_end(made, 0, len(work))
-    inbox.take(0.0)
     assert not policy.must_end(made, 0, len(work))
     inbox.close()
     assert policy.must_end(made, 0, len(work))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from deepstack_serving.engine import engine as engine_module
-from deepstack_serving.engine.encode_queue import EncodeQueue
+from deepstack_serving.engine.encode_queue import COMPANY_S, EncodeQueue
 from deepstack_serving.engine.encoder import Done
 from deepstack_serving.engine.sequence import EncodedBatch, Features, Sequence, Status
 from deepstack_serving.families.base import Positions
@@ -23,6 +23,8 @@ STEP_TOKENS = 100
 
 class Taking:
     """Takes what is submitted, and encodes nothing."""
+
+    batch_tokens = STEP_TOKENS
 
     def __init__(self) -> None:
         self.taken: list[Sequence] = []
@@ -74,9 +76,57 @@ def test_prompts_of_two_steps_are_encoded_at_once(queue: EncodeQueue, encoder: T
     encode(running[0])
     assert begun(queue, encoder, running) == 4  # what is encoded counts until it is used
     running[0].features = None
-    assert begun(queue, encoder, running) == 5
+    assert begun(queue, encoder, running) == 4  # the fifth and the sixth may soon go together
     running[1].status = Status.FINISHED
     assert begun(queue, encoder, running) == 6
+    running[2].status = Status.FINISHED
+    assert begun(queue, encoder, running) == 7  # nobody waits behind the seventh
+    assert encoder.together == [4, 2, 1]
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def decoding() -> Sequence:
+    made = sequence(5, 40)
+    made.status, made.computed = Status.RUNNING, 5
+    return made
+
+
+def test_image_waits_a_moment_for_company(encoder: Taking, decoding: Sequence) -> None:
+    clock = Clock()
+    queue = EncodeQueue(encoder, STEP_TOKENS, clock)  # type: ignore[arg-type]
+    images = [with_image(40) for _ in range(4)]
+
+    def begun(count: int) -> list[int]:
+        """Add so many of the images, and say how many went to the encoder together each time."""
+        for _ in range(count):
+            queue.add(images.pop())
+        queue.begin([decoding], done)
+        return encoder.together
+
+    assert begun(1) == []
+    clock.now_s += COMPANY_S / 2
+    assert begun(1) == [2]  # a third would not fit beside them
+    assert begun(1) == [2]
+    clock.now_s += 1.1 * COMPANY_S
+    assert begun(0) == [2, 1]
+    decoding.computed = 0
+    assert begun(1) == [2, 1, 1]  # nothing else is computed meanwhile
+
+
+@pytest.mark.parametrize("tokens", [0, STEP_TOKENS // 2])
+def test_image_does_not_wait_where_calls_take_no_two(encoder: Taking, decoding: Sequence, tokens: int) -> None:
+    encoder.batch_tokens = tokens
+    queue = EncodeQueue(encoder, STEP_TOKENS)  # type: ignore[arg-type]
+    queue.add(with_image(40))
+    queue.begin([decoding], done)
+    assert encoder.together == [1]
 
 
 def test_longer_prompts_go_alone(queue: EncodeQueue, encoder: Taking) -> None:

@@ -1,4 +1,4 @@
-"""When tokens are handed out: sending them must not hold up the calls of the next step."""
+"""What goes on beside a step: tokens are handed out, requests come in."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deepstack_serving.engine.block_allocator import BlockAllocator
 from deepstack_serving.engine.inbox import Inbox
 from deepstack_serving.engine.pipeline import StepTokens
 from deepstack_serving.engine.scheduler import Scheduler, Work
-from deepstack_serving.engine.stepping import Stepping
+from deepstack_serving.engine.stepping import FEW_EVENTS, Stepping
 from deepstack_serving.settings import Settings
 from deepstack_serving.stages.info import StageInfo
 from tests.support.sequences import sequence
@@ -22,12 +22,12 @@ STAGES = tuple(StageInfo(name, "", "FP32", "cuda:0", "") for name in ("language_
 
 
 class Pipeline:
-    """Stages that answer every row with token 7, and a burst with one step."""
+    """Stages that answer every row with token 7, and a burst with one step; calls of all are over after some polls."""
 
     def __init__(self, log: list[str]) -> None:
         self._log = log
         self.bursts = SimpleNamespace(are_possible=lambda: True, ended=lambda _error: None)
-        self.steps = 1
+        self.steps = self.polls = 0
 
     def pack(self, work: Sequence[Work], _steps: int) -> int:
         return len(work)
@@ -42,8 +42,9 @@ class Pipeline:
     def wait_until_called(self) -> None:
         self._log.append("called")
 
-    def is_over(self, _wait_s: float | None = None) -> bool:
-        return True
+    def is_over(self, wait_s: float | None = None) -> bool:
+        self.polls -= wait_s is not None
+        return wait_s is None or self.polls < 0
 
     def finish(self, step: int, _burst: object) -> StepTokens:
         return StepTokens([[7]] * step, [[-1.0]] * step)
@@ -53,12 +54,24 @@ class Pipeline:
         return self.finish(step, None)
 
 
-def made(settings: Settings, log: list[str]) -> tuple[Stepping, Scheduler]:
-    scheduler = Scheduler(BlockAllocator(400, 4), 8, 8, 100)
-    connection = SimpleNamespace(infos=(STAGES[0], *STAGES))
-    outputs = SimpleNamespace(put=lambda _events: log.append("hand out"))
-    parts = (connection, Pipeline(log), scheduler, outputs)
-    return Stepping(settings, *cast(Any, parts), Inbox(), ()), scheduler
+class Made:
+    """The engine's steps with so many requests, none of which has an answer yet."""
+
+    def __init__(self, settings: Settings, requests: int) -> None:
+        self.log: list[str] = []
+        self.in_step: list[bool] = []
+        self.pipeline = Pipeline(self.log)
+        self.scheduler = Scheduler(BlockAllocator(400, 4), 8, 8, 100)
+        connection = SimpleNamespace(infos=(STAGES[0], *STAGES))
+        outputs = SimpleNamespace(put=lambda _events: self.log.append("hand out"))
+        parts = (connection, self.pipeline, self.scheduler, outputs)
+        self.stepping = Stepping(settings, *cast(Any, parts), Inbox(), (), self._meanwhile)
+        for _ in range(requests):
+            self.scheduler.add(sequence(5, 40))
+        self.scheduler.admit()
+
+    def _meanwhile(self) -> None:
+        self.in_step.append(self.scheduler.running[0].is_in_step)
 
 
 @pytest.mark.parametrize(
@@ -68,12 +81,26 @@ def made(settings: Settings, log: list[str]) -> tuple[Stepping, Scheduler]:
         (Settings(Path(), decode_steps_per_call=1), ["run", "hand out", "run"]),
     ],
 )
-def test_tokens_leave_when_the_next_step_is_under_way(settings: Settings, expected: list[str]) -> None:
-    log: list[str] = []
-    stepping, scheduler = made(settings, log)
-    scheduler.add(sequence(5, 40))
-    scheduler.admit()
-    stepping.advance()
-    assert "hand out" not in log
-    stepping.advance()
-    assert log == expected
+def test_many_tokens_leave_when_the_next_step_is_under_way(settings: Settings, expected: list[str]) -> None:
+    made = Made(settings, FEW_EVENTS + 1)
+    made.stepping.advance()
+    assert "hand out" not in made.log
+    made.stepping.advance()
+    assert made.log[: len(expected)] == expected
+
+
+def test_few_tokens_leave_at_once() -> None:
+    made = Made(Settings(Path()), FEW_EVENTS)
+    made.stepping.advance()
+    assert made.log == ["begin", "called", "hand out"]
+
+
+@pytest.mark.parametrize("decodes", [False, True])
+def test_requests_come_in_beside_a_step(decodes: bool) -> None:
+    made = Made(Settings(Path()), 1)
+    if decodes:
+        made.stepping.advance()
+    made.pipeline.polls = 3
+    made.stepping.advance()
+    assert made.in_step == [True] * 3
+    assert not made.scheduler.running[0].is_in_step

@@ -1,7 +1,7 @@
 """How many decode steps the stages may run by themselves, and when that must end: nobody waits for more than a step.
 
-Tokens go out as they come. A burst ends early when a message waits for the engine (a request came, an image is encoded,
-a client left), and when sequences ended that others could take the place of.
+Tokens go out as they come. A burst ends early when another request can run (its image is encoded, or it has none), and
+when sequences ended that others could take the place of.
 """
 
 from __future__ import annotations
@@ -44,6 +44,6 @@ class BurstPolicy:
 
     def must_end(self, scheduler: Scheduler, ended: int, rows: int) -> bool:
         """Whether a burst of so many rows, of which some have ended, should run no further step."""
-        if self._inbox.has_messages or self._clock() - self._began_s > LONGEST_S:
+        if self._inbox.is_closed or scheduler.has_newcomers or self._clock() - self._began_s > LONGEST_S:
             return True
         return ended > 0 if scheduler.waiting else ended * _ENDED_SHARE >= rows

@@ -6,48 +6,65 @@ of the language stages, but not by much.
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from deepstack_serving.engine.encoder import Done, Encoder
 from deepstack_serving.engine.sequence import Sequence, Status
 
 PROMPT_STEPS_AHEAD = 2  # one that is computed, and one that is encoded meanwhile
+COMPANY_S = 0.005  # how long an image waits for others: answers that began together end together, and what follows them
 
 
 class EncodeQueue:
     """`step_tokens` tokens of prompts fit into one step of the language stages. For the engine thread only."""
 
-    def __init__(self, encoder: Encoder, step_tokens: int) -> None:
-        self._encoder, self._most_tokens = encoder, PROMPT_STEPS_AHEAD * step_tokens
+    def __init__(self, encoder: Encoder, step_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._encoder, self._step_tokens, self._clock = encoder, step_tokens, clock
+        self._most_tokens = PROMPT_STEPS_AHEAD * step_tokens
         self._waiting: deque[Sequence] = deque()
+        self._came_s = 0.0  # when the last one did that found none waiting
         self._begun: set[Sequence] = set()
 
     def add(self, sequence: Sequence) -> None:
         """Behind those that wait already."""
+        if not self._waiting:
+            self._came_s = self._clock()
         self._waiting.append(sequence)
 
     def begin(self, running: Iterable[Sequence], done: Done) -> None:
         """Give the encoder what may be encoded now. `running` are all admitted requests."""
         if self._begun:
             self._begun &= {sequence for sequence in running if _holds_rows(sequence)}
-        if begun := self._take():
+        if self._waiting and not self._awaits_company(running) and (begun := self._take()):
             self._begun.update(begun)
             self._encoder.submit(begun, done)
 
+    def _awaits_company(self, running: Iterable[Sequence]) -> bool:
+        """Whether what waits came just now, others would fit beside it into a call and then into a step, and the
+        language stages have answers to go on with.
+        """
+        if self._clock() - self._came_s >= COMPANY_S or any(sequence.files.videos for sequence in self._waiting):
+            return False
+        tokens = self._waiting[0].prompt_tokens + sum(sequence.prompt_tokens for sequence in self._waiting)
+        fits = tokens <= min(self._step_tokens, self._encoder.batch_tokens)
+        return fits and any(sequence.status is Status.RUNNING and not sequence.in_prefill for sequence in running)
+
     def _take(self) -> list[Sequence]:
-        """Those that may be encoded now, out of the queue."""
+        """Those that may be encoded now, out of the queue: a step's worth where that many wait."""
         taken: list[Sequence] = []
-        tokens = sum(sequence.prompt_tokens for sequence in self._begun)
+        ahead = sum(sequence.prompt_tokens for sequence in self._begun)
+        tokens = 0
         while self._waiting:
-            sequence = self._waiting[0]
-            tokens += sequence.prompt_tokens
-            if (self._begun or taken) and tokens > self._most_tokens:
+            tokens += self._waiting[0].prompt_tokens
+            if (self._begun or taken) and ahead + tokens > self._most_tokens:
+                if self._begun and tokens <= self._step_tokens:  # in a moment this one fits, too
+                    self._waiting.extendleft(reversed(taken))
+                    return []
                 break
-            self._waiting.popleft()
-            if sequence.status is Status.ENCODING:  # else it ended meanwhile
-                taken.append(sequence)
-        return taken
+            taken.append(self._waiting.popleft())
+        return [sequence for sequence in taken if sequence.status is Status.ENCODING]  # others ended meanwhile
 
 
 def _holds_rows(sequence: Sequence) -> bool:

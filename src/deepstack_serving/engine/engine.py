@@ -6,13 +6,13 @@ Only this thread touches sequences, the scheduler and the block numbers; others 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from deepstack_serving.engine.connection import Connection
 from deepstack_serving.engine.encode_queue import EncodeQueue
 from deepstack_serving.engine.encoder import Encoder
 from deepstack_serving.engine.events import Begin, Failure
-from deepstack_serving.engine.inbox import Encoded, EndedEarly, Inbox, Submitted
+from deepstack_serving.engine.inbox import Encoded, EndedEarly, Inbox, Message, Submitted
 from deepstack_serving.engine.outputs import ENDED, OutputWorker
 from deepstack_serving.engine.pipeline import StagePipeline
 from deepstack_serving.engine.scheduler import Scheduler
@@ -49,7 +49,8 @@ class Engine:
         self._prompt_tokens = max(1, settings.prefill_token_budget - settings.max_running_requests)
         self._encodings = EncodeQueue(encoder, self._prompt_tokens)
         self.inbox = inbox
-        self._stepping = Stepping(settings, connection, pipeline, self.scheduler, outputs, inbox, eos_token_ids)
+        parts = (connection, pipeline, self.scheduler, outputs, inbox)
+        self._stepping = Stepping(settings, *parts, eos_token_ids, self._take_in)
         self._backlog: list[Running] = []
         self._heartbeat_s = time.monotonic()
         self._expired_s = 0.0
@@ -102,7 +103,16 @@ class Engine:
     def _receive(self) -> bool:
         """Handle all messages, waiting for one when there is nothing to step. False after `close`."""
         can_step = self._connection.is_open and self.scheduler.has_work and not self._stepping.is_settling
-        for message in self.inbox.take(0.0 if can_step else IDLE_WAIT_S):
+        self._handle(self.inbox.take(0.0 if can_step else IDLE_WAIT_S))
+        return not self.inbox.is_closed
+
+    def _take_in(self) -> None:
+        """What came meanwhile, while a step runs."""
+        self._handle(self.inbox.take(0.0))
+        self._admit()
+
+    def _handle(self, messages: Iterable[Message]) -> None:
+        for message in messages:
             if isinstance(message, Submitted):
                 if message.sequence.status is Status.WAITING:  # else its client left before it came in
                     self._backlog.append(message.sequence)
@@ -112,7 +122,6 @@ class Engine:
                 self._encoded(message)
             else:
                 self._stepping.end(message.group)
-        return not self.inbox.is_closed
 
     def _encoded(self, message: Encoded) -> None:
         sequence, result = message.sequence, message.result

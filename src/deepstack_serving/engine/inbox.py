@@ -71,11 +71,6 @@ class Inbox:
             self.is_closed = True
             self._queue.put(None)
 
-    @property
-    def has_messages(self) -> bool:
-        """Whether `take` would give something at once, or the inbox was closed."""
-        return self.is_closed or not self._queue.empty()
-
     def take(self, timeout_s: float) -> list[Message]:
         """All messages that are there; waits for a first one, `timeout_s` at most."""
         messages: list[Message] = []

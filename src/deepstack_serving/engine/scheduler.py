@@ -61,6 +61,11 @@ class Scheduler:
         return self._fits_next() or any(map(self._can_step, self.running))
 
     @property
+    def has_newcomers(self) -> bool:
+        """Whether a sequence can run that is in no step."""
+        return any(sequence.status is Status.RUNNING and not sequence.is_in_step for sequence in self.running)
+
+    @property
     def has_prompts(self) -> bool:
         """Whether a prompt can be computed now, or is."""
         return any(sequence.status is Status.RUNNING and sequence.in_prefill for sequence in self.running)

@@ -6,7 +6,7 @@ stays its own. With several groups of sequences a step of each runs beside the e
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from deepstack_serving.engine.burst_calls import RunningBurst
@@ -25,7 +25,8 @@ from deepstack_serving.errors import DeepstackError
 from deepstack_serving.settings import Settings
 from deepstack_serving.stages.info import StageInfo
 
-POLL_S = 0.001  # how often tokens of a burst are looked for
+POLL_S = 0.001  # how often, beside a step of all stages, tokens and messages are looked for
+FEW_EVENTS = 4  # that leave at once: making and sending them takes less than waiting for the next step to be called
 
 
 @dataclass
@@ -49,11 +50,14 @@ class Stepping:
         outputs: OutputWorker,
         inbox: Inbox,
         eos_token_ids: Collection[int],
+        meanwhile: Callable[[], None],
     ) -> None:
+        """`meanwhile` is called again and again beside a step of all stages: requests come in, images get encoded."""
         self.stats = EngineStats()
         self._policy = BurstPolicy(settings.decode_steps_per_call, inbox)
         self._micro_batches, self._connection, self._pipeline = settings.micro_batches, connection, pipeline
         self._scheduler, self._outputs = scheduler, outputs
+        self._meanwhile = meanwhile
         self._overlap = OverlappingSteps(pipeline, scheduler, inbox)
         self._eos = frozenset(eos_token_ids)
         self._held: list[Event] = []
@@ -132,7 +136,7 @@ class Stepping:
             if steps > 1:
                 self._burst(work, step)
             else:
-                result = self._run_linked(step) if is_linked else self._run(step)
+                result = self._run_linked(work, step) if is_linked else self._run(step)
                 self.stats.steps += 1
                 self._record(work, result)
         except DeepstackError as error:
@@ -152,9 +156,17 @@ class Stepping:
         self._hand_out()
         return burst
 
-    def _run_linked(self, step: PackedStep) -> StepTokens:
+    def _run_linked(self, work: Sequence[Work], step: PackedStep) -> StepTokens:
         """A single step of all stages at once."""
-        result = self._pipeline.finish(step, self._call_all(step))
+        burst = self._call_all(step)
+        self._scheduler.depart(0, work)
+        try:
+            while not burst.is_over(POLL_S):
+                self._meanwhile()
+            result = self._pipeline.finish(step, burst)
+        finally:
+            burst.is_over()  # else a stage might write to blocks that are given back
+            self._scheduler.arrive(0, work)
         self._pipeline.bursts.ended(None)
         return result
 
@@ -174,6 +186,7 @@ class Stepping:
                     over |= self._ended(work, tokens) & late
                     self._hand_out()
                     recorded = steps
+                self._meanwhile()
                 ended = len(over) + sum(item.sequence.status is Status.FINISHED for item in work)
                 if self._policy.must_end(self._scheduler, ended, len(work)):
                     burst.end_early()
@@ -228,6 +241,8 @@ class Stepping:
                     continue
             self._scheduler.finish(event.sequence)
         self._held += events
+        if len(self._held) <= FEW_EVENTS:
+            self._hand_out()
 
     def _hand_out(self) -> None:
         if self._held:

@@ -10,7 +10,7 @@ import torch
 
 from deepstack_serving.errors import SettingsError, StageError, UnavailableError
 from deepstack_serving.gpu_memory import free_bytes, in_gibibytes, trim_stacks
-from deepstack_serving.settings import Settings, allocate_by_pages
+from deepstack_serving.settings import Settings, spare_gpu_memory
 
 
 def stage_device(settings: Settings, model_name: str) -> str:
@@ -31,7 +31,7 @@ def use_device(device: str) -> None:
     To be called before torch allocates anything there.
     """
     if device != "cpu":
-        allocate_by_pages()
+        spare_gpu_memory()
         torch.cuda.set_device(device)
         torch.cuda.synchronize()  # there is a context from now on
         trim_stacks()
