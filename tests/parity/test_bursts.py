@@ -216,7 +216,7 @@ def test_request_that_comes_ends_the_burst(checkpoint: Path, stages: int, monkey
         first = submit(server, ASKS[0], max_tokens=40, logprobs=0)
         assert gate.reached.wait(60)
         second = submit(server, ASKS[1], max_tokens=40, logprobs=0)
-        exchange = server.orchestrator.engine._pipeline.bursts._exchange
+        exchange = server.orchestrator.engine._pipeline.bursts()._exchange
         assert exchange is not None
         wait_for(lambda: exchange.is_ending(exchange.burst))
         gate.opened.set()

@@ -36,6 +36,19 @@ def test_linked_steps_equal_steps_from_stage_to_stage(checkpoint: Path, stages: 
     assert not none
 
 
+@pytest.mark.parametrize("stages", [2, 4])
+def test_groups_link_their_steps_over_memory_of_their_own(checkpoint: Path, stages: int) -> None:
+    plain, _ = answers_of(checkpoint, stages, PLAIN)
+    settings = local_settings(checkpoint, decode_steps_per_call=LINKING, prefill_token_budget=100, micro_batches=2)
+    with LocalServer(settings, stages, held=True) as server:
+        answers = ask_together(server, MIXED)
+        memories = {bursts._exchange.path for bursts in server.orchestrator.engine._pipeline._bursts.values()}
+        assert any("exchange" in inputs for _, inputs in server.port.calls)
+    assert [item.ids for item in answers] == [item.ids for item in plain]
+    assert max(mine.top_distance(other) for mine, other in zip(answers, plain, strict=True)) < 1e-4
+    assert len(memories) == 2
+
+
 @one_family
 def test_features_of_the_first_stage_are_linked_and_others_handed_on(checkpoint: Path) -> None:
     """Its layers 0 to 2 take features."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from deepstack_serving.engine.encoder import Done, Encoder
 from deepstack_serving.engine.sequence import Sequence, Status
 
-PROMPT_STEPS_AHEAD = 2  # one that is computed, and one that is encoded meanwhile
+MOST_STEPS_AHEAD = 3
 COMPANY_S = 0.005  # how long an image waits for others: answers that began together end together, and what follows them
 
 
@@ -22,7 +22,6 @@ class EncodeQueue:
 
     def __init__(self, encoder: Encoder, step_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._encoder, self._step_tokens, self._clock = encoder, step_tokens, clock
-        self._most_tokens = PROMPT_STEPS_AHEAD * step_tokens
         self._waiting: deque[Sequence] = deque()
         self._came_s = 0.0  # when the last one did that found none waiting
         self._begun: set[Sequence] = set()
@@ -33,11 +32,13 @@ class EncodeQueue:
             self._came_s = self._clock()
         self._waiting.append(sequence)
 
-    def begin(self, running: Iterable[Sequence], done: Done) -> None:
-        """Give the encoder what may be encoded now. `running` are all admitted requests."""
+    def begin(self, running: Iterable[Sequence], done: Done, groups: int = 1) -> None:
+        """Give the encoder what may be encoded now. `running` are all admitted requests, in so many groups: each may
+        compute a step of prompts, while those of one more are encoded.
+        """
         if self._begun:
             self._begun &= {sequence for sequence in running if _holds_rows(sequence)}
-        if self._waiting and not self._awaits_company(running) and (begun := self._take()):
+        if self._waiting and not self._awaits_company(running) and (begun := self._take(groups)):
             self._begun.update(begun)
             self._encoder.submit(begun, done)
 
@@ -51,14 +52,15 @@ class EncodeQueue:
         fits = tokens <= min(self._step_tokens, self._encoder.batch_tokens)
         return fits and any(sequence.status is Status.RUNNING and not sequence.in_prefill for sequence in running)
 
-    def _take(self) -> list[Sequence]:
+    def _take(self, groups: int) -> list[Sequence]:
         """Those that may be encoded now, out of the queue: a step's worth where that many wait."""
         taken: list[Sequence] = []
+        most = min(groups + 1, MOST_STEPS_AHEAD) * self._step_tokens
         ahead = sum(sequence.prompt_tokens for sequence in self._begun)
         tokens = 0
         while self._waiting:
             tokens += self._waiting[0].prompt_tokens
-            if (self._begun or taken) and ahead + tokens > self._most_tokens:
+            if (self._begun or taken) and ahead + tokens > most:
                 if self._begun and tokens <= self._step_tokens:  # in a moment this one fits, too
                     self._waiting.extendleft(reversed(taken))
                     return []

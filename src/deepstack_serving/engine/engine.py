@@ -161,7 +161,7 @@ class Engine:
         self._encode()
 
     def _encode(self) -> None:
-        self._encodings.begin(self.scheduler.running, self.inbox.put_encoded)
+        self._encodings.begin(self.scheduler.running, self.inbox.put_encoded, self.scheduler.groups)
 
     def _expire(self) -> None:
         now_s = time.monotonic()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from deepstack_serving.engine.burst_calls import BurstCalls, RunningBurst
 from deepstack_serving.engine.packing import PackedRows, Packer
@@ -22,6 +23,7 @@ class PackedStep:
     rows: PackedRows
     features: Mapping[str, Handle]
     steps: int = 1
+    group: int = 0
 
     @property
     def asks_top(self) -> bool:
@@ -70,7 +72,8 @@ class StagePipeline:
         self._port, self.contract, self.names, self.plans = port, contract, tuple(names), tuple(plans)
         self._received = [[spec.name for spec in feature_inputs(contract, plan)] for plan in plans]
         self._packers: dict[int, Packer] = {}
-        self.bursts = BurstCalls(len(names), max_rows, max_sequences, row_bytes(contract))
+        self._link_sizes = len(names), max_rows, max_sequences, row_bytes(contract)
+        self._bursts: dict[int, BurstCalls] = {}
 
     @property
     def position_axes(self) -> int:
@@ -78,13 +81,20 @@ class StagePipeline:
 
     def close(self) -> None:
         """Give back what bursts hold."""
-        self.bursts.close()
+        for bursts in self._bursts.values():
+            bursts.close()
+
+    def bursts(self, group: int = 0) -> BurstCalls:
+        """Of a group: steps of several groups may run at once, each with memory of its own to exchange over."""
+        if group not in self._bursts:
+            self._bursts[group] = BurstCalls(*self._link_sizes)
+        return self._bursts[group]
 
     def pack(self, work: Sequence[Work], steps: int = 1, group: int = 0) -> PackedStep:
         """The step of this work; with several decode steps all of it decodes."""
         if group not in self._packers:
             self._packers[group] = Packer(self.contract.position_axes)
-        return PackedStep(self._packers[group].pack(work), self._join_features(work), steps)
+        return PackedStep(self._packers[group].pack(work), self._join_features(work), steps, group)
 
     def run(self, step: PackedStep) -> StepTokens:
         """The new tokens of a single step, stage after stage. Raises DeepstackError."""
@@ -92,17 +102,24 @@ class StagePipeline:
 
     def can_link(self, step: PackedStep) -> bool:
         """Whether all stages can be called at once: its rows fit, and no stage has to hand features on."""
-        fits = len(step.rows.input_ids) <= self.bursts.max_rows
-        return fits and len(self.plans) > 1 and not (step.features and any(plan.forwarded for plan in self.plans))
+        forwards = step.features and any(plan.forwarded for plan in self.plans)
+        if forwards or len(self.plans) == 1 or not (bursts := self.bursts(step.group)).are_possible():
+            return False
+        return len(step.rows.input_ids) <= bursts.max_rows
 
     def begin(self, step: PackedStep) -> RunningBurst:
         """Let the stages run a step, or its decode steps, by themselves."""
         rows = len(step.rows.input_ids)
-        return self.bursts.begin(step.steps, rows, lambda index, more: self._call_in_burst(step, index, more))
+        call = partial(self._call_in_burst, step)
+        return self.bursts(step.group).begin(step.steps, rows, call)
 
     def finish(self, step: PackedStep, burst: RunningBurst) -> StepTokens:
         """The tokens of all steps that a burst has run, once it is over. Raises DeepstackError."""
         return self._unpack(step, burst.result())
+
+    def run_linked(self, step: PackedStep) -> StepTokens:
+        """The new tokens of a single step of all stages at once. Raises DeepstackError."""
+        return self.finish(step, self.begin(step))
 
     def _walk(self, step: PackedStep) -> Mapping[str, Handle]:
         hidden: Handle = step.rows.input_ids

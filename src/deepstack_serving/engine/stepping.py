@@ -100,14 +100,15 @@ class Stepping:
         ended = self._overlap.end(group)
         if ended is None:
             return
-        work, future = ended
         try:
-            result = future.result()
+            result = ended.future.result()
         except DeepstackError as error:
-            self._recover(work, error)
+            self._end_linked(group, error, is_linked=ended.is_linked)
+            self._recover(ended.work, error, was_linked=ended.is_linked)
         else:
+            self._end_linked(group, None, is_linked=ended.is_linked)
             self.stats.steps += 1
-            self._record(work, result)
+            self._record(ended.work, result)
             self._hand_out()
 
     def close(self) -> None:
@@ -122,17 +123,24 @@ class Stepping:
         return self._connection.infos[1:]
 
     def _can_burst(self) -> bool:
-        return self._policy.limit(self._stages) > 1 and self._pipeline.bursts.are_possible()
+        return self._policy.limit(self._stages) > 1 and self._pipeline.bursts().are_possible()
+
+    def _can_link(self, step: PackedStep) -> bool:
+        return self._policy.limit(self._stages) > 1 and self._pipeline.can_link(step)
+
+    def _end_linked(self, group: int, error: DeepstackError | None, *, is_linked: bool) -> None:
+        if is_linked:
+            self._pipeline.bursts(group).ended(error)
 
     def _steps(self, work: Sequence[Work]) -> int:
         steps = self._policy.steps(work, self._stages)
-        return steps if steps == 1 or self._pipeline.bursts.are_possible() else 1
+        return steps if steps == 1 or self._pipeline.bursts().are_possible() else 1
 
     def _step(self, work: Sequence[Work], steps: int = 1, *, may_link: bool = True) -> None:
         is_linked = False
         try:
             step = self._pipeline.pack(work, steps)
-            is_linked = steps > 1 or (may_link and self._can_burst() and self._pipeline.can_link(step))
+            is_linked = steps > 1 or (may_link and self._can_link(step))
             if steps > 1:
                 self._burst(work, step)
             else:
@@ -140,9 +148,10 @@ class Stepping:
                 self.stats.steps += 1
                 self._record(work, result)
         except DeepstackError as error:
-            if is_linked:
-                self._pipeline.bursts.ended(error)
+            self._end_linked(0, error, is_linked=is_linked)
             self._recover(work, error, was_linked=is_linked)
+        else:
+            self._end_linked(0, None, is_linked=is_linked)
 
     def _run(self, step: PackedStep) -> StepTokens:
         """A single step, stage after stage."""
@@ -167,7 +176,6 @@ class Stepping:
         finally:
             burst.is_over()  # else a stage might write to blocks that are given back
             self._scheduler.arrive(0, work)
-        self._pipeline.bursts.ended(None)
         return result
 
     def _burst(self, work: Sequence[Work], step: PackedStep) -> None:
@@ -191,7 +199,6 @@ class Stepping:
                 if self._policy.must_end(self._scheduler, ended, len(work)):
                     burst.end_early()
             result = self._pipeline.finish(step, burst)
-            self._pipeline.bursts.ended(None)
             self.stats.steps += result.steps
             self._record(work, result.behind(recorded), late)
             self._record(work, result, {item.sequence for item in work} - late)
@@ -217,7 +224,7 @@ class Stepping:
         except DeepstackError as error:
             self._recover(work, error)
         else:
-            self._overlap.begin(group, work, step)
+            self._overlap.begin(group, work, step, is_linked=self._can_link(step))
 
     def _record(self, work: Sequence[Work], result: StepTokens, without: Collection[Running] = ()) -> None:
         """Take the tokens in, but for those of some sequences."""

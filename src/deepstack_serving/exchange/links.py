@@ -18,6 +18,7 @@ _SPINS = 200
 _YIELDING_S = 0.02
 _PAUSE_S = 0.0002
 _CHECK_INTERVAL_S = 0.5
+MOST_OPEN = 16  # exchanges of a stage: as many as there may be groups
 _END = -1  # the size of the message behind the last one
 
 
@@ -128,14 +129,14 @@ class BurstLinks:
 
 
 class ExchangeDoor:
-    """A stage's way to exchanges. Keeps the last one open: calls of one orchestrator all name the same."""
+    """A stage's way to exchanges. Keeps those open that calls name again: one for each group of sequences."""
 
     def __init__(
         self, index: int, stages: int, row_bytes: int, folder: Path = REGION_DIRECTORY, *, on_gpu: bool = False
     ) -> None:
         self._index, self._stages, self._folder = index, stages, folder
         self._row_bytes = TOKEN_BYTES if index == stages - 1 else row_bytes
-        self._exchange: Exchange | None = None
+        self._exchanges: dict[str, Exchange] = {}
         self._on_gpu = on_gpu
 
     def join(self, ticket: str, rows: int) -> BurstLinks:
@@ -160,11 +161,18 @@ class ExchangeDoor:
         return links
 
     def _open(self, name: str) -> Exchange:
-        if self._exchange is None or self._exchange.path.name != name:
+        if name not in self._exchanges:
             opened = Exchange.open(name, self._folder)
-            if self._exchange is not None:
-                self._exchange.unpin()
+            self._let_go()
             if self._on_gpu:
                 opened.pin()
-            self._exchange = opened
-        return self._exchange
+            self._exchanges[name] = opened
+        return self._exchanges[name]
+
+    def _let_go(self) -> None:
+        """Of exchanges that are closed or whose orchestrator is gone; of the oldest, should there be too many."""
+        for name, exchange in list(self._exchanges.items()):
+            is_over = not exchange.path.exists() or is_orphaned(name)
+            if is_over or len(self._exchanges) >= MOST_OPEN:
+                del self._exchanges[name]
+                exchange.unpin()
