@@ -120,7 +120,10 @@ class Family(ABC):
     vision_modules: ClassVar[tuple[str, ...]]
     text_module: ClassVar[str] = "language_model"
     images_may_touch: ClassVar[bool] = False  # whether two placeholders may stand side by side in a prompt
-    load_options: ClassVar[Mapping[str, str]] = {}  # further arguments of transformers' from_pretrained
+
+    def load_options(self) -> Mapping[str, str]:
+        """Further arguments of transformers' from_pretrained."""
+        return {}
 
     @abstractmethod
     def deepstack_layers(self, config: Any) -> tuple[int, ...]:

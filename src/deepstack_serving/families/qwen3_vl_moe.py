@@ -7,7 +7,7 @@ layers are cut changes nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from deepstack_serving.errors import CheckpointError
 from deepstack_serving.families.qwen3_vl import Qwen3VL
@@ -17,8 +17,11 @@ class Qwen3VLMoe(Qwen3VL):
     """Expert weights are read in the hub's layout [experts, in, out] and in the one that transformers writes."""
 
     model_type = "qwen3_vl_moe"
-    # transformers' default, said here so that no other version or machine takes another: one grouped product.
-    load_options: ClassVar[Mapping[str, str]] = {"experts_implementation": "grouped_mm"}
+
+    def load_options(self) -> Mapping[str, str]:
+        from deepstack_serving.families.qwen3_vl_experts import EXPERTS  # slow to import
+
+        return {"experts_implementation": EXPERTS}
 
     def check_config(self, config: Any) -> None:
         super().check_config(config)

@@ -54,7 +54,7 @@ def _load(checkpoint: Checkpoint, device: str, plan: StagePlan | None, attention
                 attn_implementation=attention,
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
-                **checkpoint.family.load_options,
+                **checkpoint.family.load_options(),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{checkpoint.folder}: transformers cannot build the model: {error!r}") from error
