@@ -258,3 +258,27 @@ def test_exchange_of_another_split_is_refused(exchange: Exchange, tmp_path: Path
 def test_more_rows_than_the_links_hold_are_refused(exchange: Exchange, tmp_path: Path, index: int) -> None:
     with pytest.raises(WireError, match="too small for 5 rows"):
         door(tmp_path, index).join(exchange.begin(), ROWS + 1)
+
+
+def test_stage_keeps_the_exchanges_that_are_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "MOST_OPEN", 3)
+    made = [Exchange.create(link_sizes(2, ROWS, ROWS, ROW_BYTES), tmp_path) for _ in range(5)]
+    stage = door(tmp_path, 0)
+
+    def opened(number: int) -> Exchange:
+        return stage.join(made[number].begin(), ROWS).exchange
+
+    first, second = opened(0), opened(1)
+    assert (opened(0), opened(1)) == (first, second)
+    made[0].close()
+    assert opened(0) is first  # a call that was on its way
+    third = opened(2)
+    assert (opened(1), opened(2)) == (second, third)
+    with pytest.raises(WireError, match="cannot be opened"):
+        opened(0)
+    opened(3)
+    opened(4)  # the oldest goes
+    assert opened(2) is third
+    assert opened(1) is not second
+    for exchange in made[1:]:
+        exchange.close()
