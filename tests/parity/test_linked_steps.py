@@ -6,10 +6,13 @@ Features that a later stage needs are handed on by the stages before it: such a 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from deepstack_serving.engine.encode_queue import EncodeQueue
+from deepstack_serving.engine.sequence import Sequence
 from deepstack_serving.errors import InvalidRequestError, StageError
 from deepstack_serving.stages.call import LanguageCall
 from tests.support.asking import MIXED, ONE_IMAGE, TEXT, Answer, answer, ask_together, submit
@@ -133,3 +136,21 @@ def test_step_of_more_rows_than_a_link_holds_goes_from_stage_to_stage(
     answers, linked = answers_of(checkpoint, 2, LINKING, max_running_requests=len(MIXED))
     assert answers == expected
     assert not linked
+
+
+@one_family
+@pytest.mark.parametrize("steps", [PLAIN, LINKING])
+def test_images_wait_for_company_beside_a_step_only(
+    checkpoint: Path, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else an image would wait until a whole step is over."""
+    begin, seen = EncodeQueue.begin, set()
+
+    def watched(queue: EncodeQueue, running: list[Sequence], *arguments: Any, patient: bool = False) -> None:
+        seen.add((patient, any(item.is_in_step for item in running)))
+        begin(queue, running, *arguments, patient=patient)
+
+    monkeypatch.setattr(EncodeQueue, "begin", watched)
+    with LocalServer(local_settings(checkpoint, decode_steps_per_call=steps), 2, held=True) as server:
+        ask_together(server, MIXED)
+    assert seen == ({(False, False), (True, True)} if steps == LINKING else {(False, False)})

@@ -107,7 +107,7 @@ def test_image_waits_a_moment_for_company(encoder: Taking, decoding: Sequence) -
         """Add so many of the images, and say how many went to the encoder together each time."""
         for _ in range(count):
             queue.add(images.pop())
-        queue.begin([decoding], done)
+        queue.begin([decoding], done, patient=True)
         return encoder.together
 
     assert begun(1) == []
@@ -125,8 +125,31 @@ def test_image_does_not_wait_where_calls_take_no_two(encoder: Taking, decoding: 
     encoder.batch_tokens = tokens
     queue = EncodeQueue(encoder, STEP_TOKENS)  # type: ignore[arg-type]
     queue.add(with_image(40))
+    queue.begin([decoding], done, patient=True)
+    assert encoder.together == [1]
+
+
+def test_image_does_not_wait_for_an_engine_that_is_not_back_in_a_moment(
+    queue: EncodeQueue, encoder: Taking, decoding: Sequence
+) -> None:
+    queue.add(with_image(40))
     queue.begin([decoding], done)
     assert encoder.together == [1]
+
+
+def test_requests_that_ended_hold_nobody_up(queue: EncodeQueue, encoder: Taking) -> None:
+    ended, live = [with_image(60) for _ in range(20)], with_image(60)
+    for item in (*ended, live):
+        queue.add(item)
+    for item in ended:
+        item.status = Status.FINISHED
+    queue.begin([live], done)
+    assert encoder.taken == [live]
+    assert not queue._waiting
+    live.status = Status.FINISHED
+    queue.add(live)
+    queue.begin([], done)
+    assert not queue._waiting
 
 
 def test_longer_prompts_go_alone(queue: EncodeQueue, encoder: Taking) -> None:

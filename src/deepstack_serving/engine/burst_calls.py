@@ -84,7 +84,7 @@ class RunningBurst:
 
 
 class BurstCalls:
-    """Owns the memory over which the stages exchange, made at the first burst. One burst at a time."""
+    """Owns the memory over which the stages exchange for one group, made at the first burst. One burst at a time."""
 
     def __init__(self, stages: int, max_rows: int, max_sequences: int, row_bytes: int) -> None:
         self._stages, self._max_sequences, self._row_bytes = stages, max_sequences, row_bytes

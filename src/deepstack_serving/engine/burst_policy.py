@@ -1,7 +1,7 @@
 """How many decode steps the stages may run by themselves, and when that must end: nobody waits for more than a step.
 
-Tokens go out as they come. A burst ends early when another request can run (its image is encoded, or it has none), and
-when sequences ended that others could take the place of.
+Tokens go out as they come. A burst ends early when another request can run (its image is encoded, or it has none), when
+one ended whose place another waits for, and when many ended.
 """
 
 from __future__ import annotations

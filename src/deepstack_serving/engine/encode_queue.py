@@ -32,13 +32,18 @@ class EncodeQueue:
             self._came_s = self._clock()
         self._waiting.append(sequence)
 
-    def begin(self, running: Iterable[Sequence], done: Done, groups: int = 1) -> None:
+    def begin(self, running: Iterable[Sequence], done: Done, groups: int = 1, *, patient: bool = False) -> None:
         """Give the encoder what may be encoded now. `running` are all admitted requests, in so many groups: each may
         compute a step of prompts, while those of one more are encoded.
+
+        `patient`: this is called again in a moment, so that an image may wait for others.
         """
         if self._begun:
             self._begun &= {sequence for sequence in running if _holds_rows(sequence)}
-        if self._waiting and not self._awaits_company(running) and (begun := self._take(groups)):
+        if not self._waiting:
+            return
+        self._waiting = deque(item for item in self._waiting if item.status is Status.ENCODING)  # others ended
+        if not (patient and self._awaits_company(running)) and (begun := self._take(groups)):
             self._begun.update(begun)
             self._encoder.submit(begun, done)
 
@@ -48,15 +53,16 @@ class EncodeQueue:
         """
         if self._clock() - self._came_s >= COMPANY_S or any(sequence.files.videos for sequence in self._waiting):
             return False
-        tokens = self._waiting[0].prompt_tokens + sum(sequence.prompt_tokens for sequence in self._waiting)
+        first = self._waiting[0].prompt_tokens if self._waiting else 0
+        tokens = first + sum(sequence.prompt_tokens for sequence in self._waiting)
         fits = tokens <= min(self._step_tokens, self._encoder.batch_tokens)
         return fits and any(sequence.status is Status.RUNNING and not sequence.in_prefill for sequence in running)
 
     def _take(self, groups: int) -> list[Sequence]:
         """Those that may be encoded now, out of the queue: a step's worth where that many wait."""
-        taken: list[Sequence] = []
         most = min(groups + 1, MOST_STEPS_AHEAD) * self._step_tokens
         ahead = sum(sequence.prompt_tokens for sequence in self._begun)
+        taken: list[Sequence] = []
         tokens = 0
         while self._waiting:
             tokens += self._waiting[0].prompt_tokens
@@ -66,7 +72,7 @@ class EncodeQueue:
                     return []
                 break
             taken.append(self._waiting.popleft())
-        return [sequence for sequence in taken if sequence.status is Status.ENCODING]  # others ended meanwhile
+        return taken
 
 
 def _holds_rows(sequence: Sequence) -> bool:

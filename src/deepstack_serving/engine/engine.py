@@ -109,7 +109,8 @@ class Engine:
     def _take_in(self) -> None:
         """What came meanwhile, while a step runs."""
         self._handle(self.inbox.take(0.0))
-        self._admit()
+        self._expire()
+        self._admit(patient=True)
 
     def _handle(self, messages: Iterable[Message]) -> None:
         for message in messages:
@@ -141,7 +142,8 @@ class Engine:
             self._end_all(UnavailableError(f"the stages are not ready: {self._connection.reason}"))
         return False
 
-    def _admit(self) -> None:
+    def _admit(self, *, patient: bool = False) -> None:
+        """Requests that came and those that wait; `patient`: images that came may wait for others, see EncodeQueue."""
         self._connection.size(self.scheduler.allocator)
         encodes_on_gpu = self._connection.infos[0].device.startswith("cuda")
         self._encoder.batch_tokens = self._prompt_tokens if encodes_on_gpu else 0
@@ -158,10 +160,11 @@ class Engine:
                 self._encodings.add(sequence)
             else:
                 sequence.positions = Positions(text_positions(sequence.prompt, self._pipeline.position_axes), 0)
-        self._encode()
+        self._encode(patient=patient)
 
-    def _encode(self) -> None:
-        self._encodings.begin(self.scheduler.running, self.inbox.put_encoded, self.scheduler.groups)
+    def _encode(self, *, patient: bool = False) -> None:
+        running, groups = self.scheduler.running, self.scheduler.groups
+        self._encodings.begin(running, self.inbox.put_encoded, groups, patient=patient)
 
     def _expire(self) -> None:
         now_s = time.monotonic()

@@ -2,7 +2,7 @@
 
 Each step decodes every running sequence by one token and spends the rest of the budget on prompts, oldest first; a
 prompt that does not fit is cut and goes on in the next step. Features on a GPU are not joined, which would take memory
-there: a step has those of one request.
+there: a step has those of one call of the encoder.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Scheduler:
             sizes[smallest] += 1
 
     def depart(self, group: int, work: Iterable[Work]) -> None:
-        """A step begins that runs beside the engine: until `arrive`, its sequences' blocks are written to."""
+        """A step begins, and the engine goes on: until `arrive`, its sequences' blocks are written to."""
         self._departed.add(group)
         for item in work:
             item.sequence.is_in_step = True

@@ -64,7 +64,7 @@ class Sequence:
     features: Features | None = None
     positions: Positions | None = None
     group: int = 0
-    is_in_step: bool = False  # of a group whose step runs beside the engine
+    is_in_step: bool = False  # a step runs that writes to its blocks
 
     @cached_property
     def max_tokens(self) -> int:
