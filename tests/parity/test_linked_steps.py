@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from deepstack_serving.engine.burst_calls import BurstCalls
 from deepstack_serving.engine.encode_queue import EncodeQueue
 from deepstack_serving.engine.sequence import Sequence
 from deepstack_serving.errors import InvalidRequestError, StageError
@@ -154,3 +155,32 @@ def test_images_wait_for_company_beside_a_step_only(
     with LocalServer(local_settings(checkpoint, decode_steps_per_call=steps), 2, held=True) as server:
         ask_together(server, MIXED)
     assert seen == ({(False, False), (True, True)} if steps == LINKING else {(False, False)})
+
+
+@one_family
+@pytest.mark.parametrize("groups", [1, 2])
+def test_memory_is_told_how_each_linked_step_ended(
+    checkpoint: Path, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After some failures in a row it is made anew."""
+    ended, told = BurstCalls.ended, []
+
+    def watched(calls: BurstCalls, error: Exception | None) -> None:
+        told.append(error)
+        ended(calls, error)
+
+    monkeypatch.setattr(BurstCalls, "ended", watched)
+    settings = local_settings(checkpoint, decode_steps_per_call=LINKING, micro_batches=groups)
+    with LocalServer(settings, 2, held=True, refusals=True) as server:
+        stage = server.port.language["language_late"]
+        run_one, failures = stage._run_one, [StageError("once")]
+
+        def fail_once(call: LanguageCall, outputs: list[str]) -> dict[str, torch.Tensor]:
+            if failures:
+                raise failures.pop()
+            return run_one(call, outputs)
+
+        monkeypatch.setattr(stage, "_run_one", fail_once)
+        ask_together(server, MIXED)
+    assert [str(error) for error in told if error] == ["once"]
+    assert None in told

@@ -26,7 +26,7 @@ class Pipeline:
 
     def __init__(self, log: list[str]) -> None:
         self._log = log
-        self.bursts = lambda _group=0: SimpleNamespace(are_possible=lambda: True, ended=lambda _error: None)
+        self.bursts = lambda _group=0: SimpleNamespace(are_possible=lambda: True)
         self.steps = self.polls = 0
 
     def pack(self, work: Sequence[Work], _steps: int) -> int:

@@ -40,9 +40,9 @@ class EncodeQueue:
         """
         if self._begun:
             self._begun &= {sequence for sequence in running if _holds_rows(sequence)}
+        self._waiting = deque(item for item in self._waiting if item.status is Status.ENCODING)  # others ended
         if not self._waiting:
             return
-        self._waiting = deque(item for item in self._waiting if item.status is Status.ENCODING)  # others ended
         if not (patient and self._awaits_company(running)) and (begun := self._take(groups)):
             self._begun.update(begun)
             self._encoder.submit(begun, done)
@@ -53,8 +53,7 @@ class EncodeQueue:
         """
         if self._clock() - self._came_s >= COMPANY_S or any(sequence.files.videos for sequence in self._waiting):
             return False
-        first = self._waiting[0].prompt_tokens if self._waiting else 0
-        tokens = first + sum(sequence.prompt_tokens for sequence in self._waiting)
+        tokens = self._waiting[0].prompt_tokens + sum(sequence.prompt_tokens for sequence in self._waiting)
         fits = tokens <= min(self._step_tokens, self._encoder.batch_tokens)
         return fits and any(sequence.status is Status.RUNNING and not sequence.in_prefill for sequence in running)
 

@@ -11,7 +11,7 @@ from deepstack_serving.engine.packing import PackedRows, Packer
 from deepstack_serving.engine.ports import Array, Handle, StagePort
 from deepstack_serving.engine.scheduler import Work
 from deepstack_serving.engine.sequence import EncodedBatch
-from deepstack_serving.errors import StageError
+from deepstack_serving.errors import DeepstackError, StageError
 from deepstack_serving.injection import StagePlan
 from deepstack_serving.wire import FeatureContract, deepstack_name, feature_inputs, hidden_states, row_bytes
 
@@ -115,7 +115,14 @@ class StagePipeline:
 
     def finish(self, step: PackedStep, burst: RunningBurst) -> StepTokens:
         """The tokens of all steps that a burst has run, once it is over. Raises DeepstackError."""
-        return self._unpack(step, burst.result())
+        bursts = self.bursts(step.group)
+        try:
+            tokens = self._unpack(step, burst.result())
+        except DeepstackError as error:
+            bursts.ended(error)
+            raise
+        bursts.ended(None)
+        return tokens
 
     def run_linked(self, step: PackedStep) -> StepTokens:
         """The new tokens of a single step of all stages at once. Raises DeepstackError."""

@@ -6,7 +6,8 @@ stays its own. With several groups of sequences a step of each runs beside the e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from deepstack_serving.engine.burst_calls import RunningBurst
@@ -103,10 +104,8 @@ class Stepping:
         try:
             result = ended.future.result()
         except DeepstackError as error:
-            self._end_linked(group, error, is_linked=ended.is_linked)
             self._recover(ended.work, error, was_linked=ended.is_linked)
         else:
-            self._end_linked(group, None, is_linked=ended.is_linked)
             self.stats.steps += 1
             self._record(ended.work, result)
             self._hand_out()
@@ -128,10 +127,6 @@ class Stepping:
     def _can_link(self, step: PackedStep) -> bool:
         return self._policy.limit(self._stages) > 1 and self._pipeline.can_link(step)
 
-    def _end_linked(self, group: int, error: DeepstackError | None, *, is_linked: bool) -> None:
-        if is_linked:
-            self._pipeline.bursts(group).ended(error)
-
     def _steps(self, work: Sequence[Work]) -> int:
         steps = self._policy.steps(work, self._stages)
         return steps if steps == 1 or self._pipeline.bursts().are_possible() else 1
@@ -148,44 +143,39 @@ class Stepping:
                 self.stats.steps += 1
                 self._record(work, result)
         except DeepstackError as error:
-            self._end_linked(0, error, is_linked=is_linked)
             self._recover(work, error, was_linked=is_linked)
-        else:
-            self._end_linked(0, None, is_linked=is_linked)
 
     def _run(self, step: PackedStep) -> StepTokens:
         """A single step, stage after stage."""
         self._hand_out()  # only now: the output thread works while the stages do, not while this one packs
         return self._pipeline.run(step)
 
-    def _call_all(self, step: PackedStep) -> RunningBurst:
-        """Begin a step, or a burst, of all stages at once."""
+    @contextmanager
+    def _all_called(self, work: Sequence[Work], step: PackedStep) -> Iterator[RunningBurst]:
+        """Stands around a step, or a burst, of all stages at once, beside which the engine goes on."""
         burst = self._pipeline.begin(step)
         burst.wait_until_called()
         self._hand_out()
-        return burst
-
-    def _run_linked(self, work: Sequence[Work], step: PackedStep) -> StepTokens:
-        """A single step of all stages at once."""
-        burst = self._call_all(step)
         self._scheduler.depart(0, work)
         try:
-            while not burst.is_over(POLL_S):
-                self._meanwhile()
-            result = self._pipeline.finish(step, burst)
+            yield burst
         finally:
             burst.is_over()  # else a stage might write to blocks that are given back
             self._scheduler.arrive(0, work)
-        return result
+
+    def _run_linked(self, work: Sequence[Work], step: PackedStep) -> StepTokens:
+        """A single step of all stages at once."""
+        with self._all_called(work, step) as burst:
+            while not burst.is_over(POLL_S):
+                self._meanwhile()
+            return self._pipeline.finish(step, burst)
 
     def _burst(self, work: Sequence[Work], step: PackedStep) -> None:
         """Run several decode steps, and record their tokens as they come; for some, alternatives come at the end."""
-        burst = self._call_all(step)
-        self._scheduler.depart(0, work)
         late = {item.sequence for item in work if item.sequence.request.sampling.logprobs}
         over: set[Running] = set()  # of the late ones
         recorded = 0
-        try:
+        with self._all_called(work, step) as burst:
             while not burst.is_over(POLL_S):
                 steps = burst.steps
                 if steps > recorded:
@@ -202,9 +192,6 @@ class Stepping:
             self.stats.steps += result.steps
             self._record(work, result.behind(recorded), late)
             self._record(work, result, {item.sequence for item in work} - late)
-        finally:
-            burst.is_over()  # else a stage might write to blocks that are given back
-            self._scheduler.arrive(0, work)
 
     def _ended(self, work: Sequence[Work], tokens: StepTokens) -> set[Running]:
         """Sequences with a token that ends them."""
