@@ -154,3 +154,22 @@ def test_parts_give_what_all_rows_together_give(kind: str, rows: int) -> None:
 def test_no_rows_have_no_parts() -> None:
     choice = choose_by_parts(torch.zeros(0, 5), None, None, 4)
     assert (len(choice.ids), len(choice.logprobs)) == (0, 0)
+
+
+@pytest.mark.parametrize("vocabulary", [7, 128, 129, 1000, 151_936])
+@pytest.mark.parametrize("case", ["random", "tie", "nan", "infinite"])
+def test_a_single_row_is_chosen_alike_in_compiled_code(vocabulary: int, case: str) -> None:
+    """There it is searched in parts."""
+    logits = torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(vocabulary)).bfloat16()
+    middle = vocabulary // 3
+    if case == "tie":
+        logits[0, [middle, -1]] = 50.0
+    elif case == "nan":
+        logits[0, middle] = torch.nan
+    elif case == "infinite":
+        logits[:] = -torch.inf
+    compiled = torch.compile(choose, backend="eager", dynamic=False)(logits, None)
+    plain = choose(logits, None)
+    assert compiled.ids.tolist() == plain.ids.tolist() == ([-1] if case in ("nan", "infinite") else [logits.argmax()])
+    assert torch.equal(compiled.logprobs.isnan(), plain.logprobs.isnan())
+    assert case in ("nan", "infinite") or torch.equal(compiled.logprobs, plain.logprobs)

@@ -48,6 +48,7 @@ class Shape:
     longest_context: int
     bytes_per_element: int
     multiprocessors: int
+    starts_early: bool  # kernels may start while the one before them ends: compute capability 9.0
 
     @property
     def group(self) -> int:
@@ -75,7 +76,7 @@ def shape_of(query: torch.Tensor, layer: PagedLayer) -> Shape:
     sequences, columns = layer.block_tables.shape
     return Shape(
         rows, sequences, heads, kv_heads, dim, block_size, columns * block_size, query.element_size(),
-        _multiprocessors(query.device),
+        _multiprocessors(query.device), starts_early(query.device),
     )  # fmt: skip
 
 
@@ -84,6 +85,12 @@ def _multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return _MULTIPROCESSORS_OF_THE_INTERPRETER
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@cache
+def starts_early(device: torch.device) -> bool:
+    """Whether the device has programmatic dependent launches."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def tiles_of_queries(shape: Shape) -> Tiles:
@@ -152,13 +159,14 @@ class Step:
             *self.value.stride()[:2], layer.keys, layer.values, layer.slots, self.output, parts, weights,
             layer.block_tables, layer.block_tables.stride(0), layer.query_starts, layer.context_lengths,
             self.scale * log2(e), shape.rows, shape.sequences, splits, shape.group, tiles.lines, shape.kv_heads,
-            shape.dim, shape.padded_dim, shape.block_size, tiles.context, writes, direct,
-            num_warps=tiles.warps, num_stages=tiles.stages,
+            shape.dim, shape.padded_dim, shape.block_size, tiles.context, writes, direct, shape.starts_early,
+            num_warps=tiles.warps, num_stages=tiles.stages, launch_pdl=shape.starts_early,
         )  # fmt: skip
         if not direct:
             merge_splits[shape.sequences, shape.heads](
                 parts, weights, self.output, layer.query_starts, layer.context_lengths, splits,
-                triton.next_power_of_2(splits), shape.heads, shape.dim, shape.padded_dim, tiles.context, num_warps=4,
+                triton.next_power_of_2(splits), shape.heads, shape.dim, shape.padded_dim, tiles.context,
+                shape.starts_early, num_warps=4, launch_pdl=shape.starts_early,
             )  # fmt: skip
 
     def _room_for_parts(self, splits: int) -> tuple[torch.Tensor, torch.Tensor]:

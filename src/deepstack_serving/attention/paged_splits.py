@@ -7,6 +7,27 @@ from deepstack_serving.attention.paged_kernels import LOWEST, attend_span, avera
 
 # Signatures of one argument a line would hide what the kernels do.
 # fmt: off
+#
+# A kernel that `starts_early` may run beside the one before it, which it waits for as a whole. Before that it reads the
+# step's layout alone, which that kernel did not write; past L1, where an earlier step's may still lie.
+
+
+@triton.jit
+def wait_for_previous(starts_early: tl.constexpr):
+    """All that earlier kernels wrote can be read from here on, and the next kernel may start early in its turn."""
+    if starts_early:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def place_of(query_starts, context_lengths, slots, sequence, sequences):
+    """A sequence's first row, how many it has, its context, and the slot of its row if it is one; none: no rows."""
+    there = sequence < sequences
+    row = tl.load(query_starts + sequence, mask=there, other=0, cache_modifier=".cg")
+    count = tl.load(query_starts + sequence + 1, mask=there, other=0, cache_modifier=".cg") - row
+    context = tl.load(context_lengths + sequence, mask=there, other=0, cache_modifier=".cg")
+    return row, count, context, tl.load(slots + row, mask=count == 1, other=-1, cache_modifier=".cg")
 
 
 @triton.jit
@@ -68,6 +89,7 @@ def attend_splits(
     parts, part_weights, block_tables, table_row, query_starts, context_lengths, scale, rows, sequences, splits,
     group: tl.constexpr, height: tl.constexpr, kv_heads: tl.constexpr, dim: tl.constexpr, padded: tl.constexpr,
     block_size: tl.constexpr, tile: tl.constexpr, writes: tl.constexpr, direct: tl.constexpr,
+    starts_early: tl.constexpr,
 ):
     """Program (s, h, p): split p of the context of sequence s, if it has one query, for the query heads of KV head h.
 
@@ -75,20 +97,20 @@ def attend_splits(
     from `key` and `value`, so no program waits for another's write. Unless `direct`, results go to `parts`.
     """
     sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    total_rows = tl.load(query_starts + sequences, cache_modifier=".cg")
+    row, count, context, slot = place_of(query_starts, context_lengths, slots, sequence, sequences)
+    wait_for_previous(starts_early)
     if writes and (split == 0 and sequence < rows):
         place_row(key, key_row, key_head, value, value_row, value_head, keys, values, slots, output, sequence,
-                  tl.load(query_starts + sequences), kv_head, group, kv_heads, dim, padded)
-    if sequence >= sequences:
-        return
-    row, context = tl.load(query_starts + sequence), tl.load(context_lengths + sequence)
+                  total_rows, kv_head, group, kv_heads, dim, padded)
     share = share_of(context, splits, tile)
-    if tl.load(query_starts + sequence + 1) - row != 1 or (split > 0 and split * share >= context):
+    if count != 1 or (split > 0 and split * share >= context):
         return
     member, column = tl.arange(0, height), tl.arange(0, padded)
     keep, head = (member < group)[:, None] & (column < dim)[None, :], kv_head * group + member
     at = row.to(tl.int64) * query_row + (head * query_head)[:, None] + column[None, :]
     block = tl.load(query + at, mask=keep, other=0.0)
-    new = (tl.load(slots + row) >= 0) & (context > 0) & writes
+    new = (slot >= 0) & (context > 0) & writes
     sums, peak, total = start_sums(block, key, key_row, key_head, value, value_row, value_head, row, kv_head, scale,
                                    new & (split == 0), height, dim, padded)
     first, end = split * share, tl.minimum(split * share + share, context - new.to(tl.int32))
@@ -106,12 +128,15 @@ def attend_splits(
 @triton.jit(do_not_specialize=["splits"])
 def merge_splits(
     parts, part_weights, output, query_starts, context_lengths, splits, padded_splits: tl.constexpr,
-    heads: tl.constexpr, dim: tl.constexpr, padded: tl.constexpr, tile: tl.constexpr,
+    heads: tl.constexpr, dim: tl.constexpr, padded: tl.constexpr, tile: tl.constexpr, starts_early: tl.constexpr,
 ):
     """Program (s, h): query head h's parts of the sequence, weighed, into its row."""
     sequence, head = tl.program_id(0), tl.program_id(1)
-    row, context = tl.load(query_starts + sequence), tl.load(context_lengths + sequence)
-    if tl.load(query_starts + sequence + 1) - row != 1:
+    row = tl.load(query_starts + sequence, cache_modifier=".cg")
+    count = tl.load(query_starts + sequence + 1, cache_modifier=".cg") - row
+    context = tl.load(context_lengths + sequence, cache_modifier=".cg")
+    wait_for_previous(starts_early)
+    if count != 1:
         return
     split, column = tl.arange(0, padded_splits), tl.arange(0, padded)
     there = (split < splits) & ((split == 0) | (split * share_of(context, splits, tile) < context))

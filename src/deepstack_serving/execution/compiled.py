@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch._inductor.config
 from torch import nn
 from torch._inductor.async_compile import shutdown_compile_workers
+from torch._inductor.compile_fx import compile_fx
+from torch._inductor.decomposition import select_decomp_table
 from torch.func import functional_call
+from torch.fx import GraphModule
 
 from deepstack_serving.attention import PagedLayer
 from deepstack_serving.settings import Settings, keep_compiled_code
 
 AUTOTUNE = {"max_autotune": True, "coordinate_descent_tuning": True, "triton.cudagraphs": False}
-# Every kernel's parameters, tuned one after the other. Of one row, products become reductions, which then run at the
-# speed of reading the weights.
-TUNED = {"coordinate_descent_tuning": True}
+TUNED = {"coordinate_descent_tuning": True}  # every kernel's parameters, one after the other
+# Of one row, tuned products become reductions, which run at the speed of reading the weights. A kernel is then some
+# microseconds long, and the next one starts while it ends.
+ONE_ROW = {**TUNED, "triton.enable_pdl": True}
 Kind = tuple[tuple[str, torch.Size], ...]  # layers of one kind share a template
 MAX_COMPILATIONS = 64  # of one function: decode sizes, and prefill once
 
@@ -68,8 +72,8 @@ class CompiledLayers:
         # Without storage of its own: were it one of the layers, that layer would be compiled apart from the others.
         templates = {kind: _template(copy.deepcopy(module).to("meta")) for kind, module in examples.items()}
         options: Any = AUTOTUNE if autotune else None
-        self._functions = _compiled(templates, dynamic, options)
-        self._one_row = self._functions if dynamic or autotune else _compiled(templates, dynamic, TUNED)
+        self._functions = _compiled(templates, dynamic, options=options)
+        self._one_row = self._functions if dynamic or autotune else _compiled(templates, dynamic, backend=_one_row)
 
     def __call__(self, layer: int, hidden: torch.Tensor, rotary: Any, packed: PagedLayer) -> torch.Tensor:
         functions = self._one_row if hidden.shape[1] == 1 else self._functions
@@ -77,12 +81,24 @@ class CompiledLayers:
 
 
 def _compiled(
-    templates: Mapping[Kind, Callable[..., torch.Tensor]], dynamic: bool, options: Any
+    templates: Mapping[Kind, Callable[..., torch.Tensor]], dynamic: bool, **how: Any
 ) -> dict[Kind, Callable[..., torch.Tensor]]:
     return {
-        kind: torch.compile(template, dynamic=dynamic, fullgraph=True, options=options)
-        for kind, template in templates.items()
+        kind: torch.compile(template, dynamic=dynamic, fullgraph=True, **how) for kind, template in templates.items()
     }
+
+
+def _one_row(graph: GraphModule, inputs: Sequence[Any]) -> Any:
+    """torch.compile's own backend, to which the choice of a row's experts is a sort of few values, in one kernel."""
+    decompositions = {**select_decomp_table(), torch.ops.aten.topk.default: _topk_by_sort}
+    return compile_fx(graph, inputs, config_patches=ONE_ROW, decompositions=decompositions)
+
+
+def _topk_by_sort(
+    values: torch.Tensor, count: int, dim: int = -1, largest: bool = True, *_: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    ordered, places = values.sort(dim=dim, descending=largest, stable=True)
+    return ordered.narrow(dim, 0, count), places.narrow(dim, 0, count)
 
 
 def _template(module: nn.Module) -> Callable[..., torch.Tensor]:
