@@ -25,7 +25,7 @@ from deepstack_serving.stages.device import DeviceGuard
 from deepstack_serving.stages.handover import count_arrivals, ready_to_send
 from deepstack_serving.stages.info import StageInfo
 from deepstack_serving.stages.media_call import media_tensors
-from deepstack_serving.wire import IMAGE, VIDEO, VISION_ENCODER, ModelInterface, TensorSpec
+from deepstack_serving.wire import FILES, VISION_ENCODER, ModelInterface, TensorSpec
 
 # Triton's own parameters, with those of its names that start with `triton_`. The HTTP endpoints `generate` and
 # `generate_stream` hand them on as if the client had made them up.
@@ -41,6 +41,7 @@ RESERVED = frozenset(
         "binary_data_output",
     }
 )
+_FILE_NAMES = frozenset(spec.name for spec in FILES)
 FINAL = 1  # TRITONSERVER_RESPONSE_COMPLETE_FINAL
 Run = Callable[[dict[str, Any], Sequence[str]], Mapping[str, torch.Tensor]]
 
@@ -263,7 +264,7 @@ def _declaration(spec: TensorSpec) -> dict[str, Any]:
 
 def _input_value(tensor: Any) -> Any:
     """BYTES as a list of bytes, everything else as a torch tensor over the same memory."""
-    if tensor.is_cpu() and tensor.name() in (IMAGE.name, VIDEO.name):
+    if tensor.is_cpu() and tensor.name() in _FILE_NAMES:
         return tensor.as_numpy().reshape(-1).tolist()
     return from_dlpack(tensor)
 

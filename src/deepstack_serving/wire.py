@@ -70,7 +70,9 @@ STAGE_INFO = TensorSpec("stage_info", "UINT8", (-1,))  # JSON of stages.info.Sta
 
 # vision_encoder. From the orchestrator, or a client that uses the encoder alone.
 IMAGE = TensorSpec("image", "BYTES", (-1,), optional=True)  # encoded image files, one per image
+COMING_IMAGES = TensorSpec("coming_images", "BYTES", (-1,), optional=True)  # of a later call: to be decoded meanwhile
 VIDEO = TensorSpec("video", "BYTES", (-1,), optional=True)  # video files, animations or JSON lists of frames
+FILES = (IMAGE, COMING_IMAGES, VIDEO)
 VIDEO_SAMPLING = TensorSpec("video_sampling", "FP32", (2,), optional=True)  # frames a second, or in all; 0: not given
 IMAGE_GRID = TensorSpec("image_grid_thw", "INT64", (-1, 3))  # patches of each image: time, height, width
 IMAGE_TOKENS = TensorSpec("image_tokens", "INT64", (-1,))  # language tokens of each image
@@ -175,7 +177,7 @@ def vision_interface(contract: FeatureContract) -> ModelInterface:
     """vision_encoder. The rows of its features are those of the images, in order, then those of the videos."""
     embeds = (image_embeds(contract),) if contract.has_image_embeds else ()
     features = deepstack(contract, contract.deepstack_layers)
-    inputs = (IMAGE, VIDEO, VIDEO_SAMPLING) if contract.has_video else (IMAGE,)
+    inputs = (IMAGE, COMING_IMAGES, *((VIDEO, VIDEO_SAMPLING) if contract.has_video else ()))
     sizes = (IMAGE_GRID, IMAGE_TOKENS, *((VIDEO_GRID, VIDEO_TOKENS) if contract.has_video else ()))
     return ModelInterface(inputs, (*embeds, *features, *sizes, STAGE_INFO))
 

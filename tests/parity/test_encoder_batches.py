@@ -32,10 +32,12 @@ class DevicePort(LocalPort):
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)  # type: ignore[arg-type]
         self.images: list[int] = []
+        self.coming: list[tuple[bytes, ...]] = []
 
     def call_encoder(self, files: MediaFiles, outputs: SequenceOf[str]) -> dict[str, torch.Tensor]:
         if files.images:
             self.images.append(len(files.images))
+            self.coming.append(files.coming)
         return super().call_encoder(files, outputs)
 
     def is_on_host(self, handle: torch.Tensor) -> bool:
@@ -65,11 +67,26 @@ class GatheringEncoder(BatchingEncoder):
 
     together = len(ASKS)
 
-    def submit(self, sequences: Iterable[Sequence], done: Done) -> None:
-        self.enqueue(sequences, done)
+    def submit(self, sequences: Iterable[Sequence], done: Done, coming: Iterable[Sequence] = ()) -> None:
+        self.enqueue(sequences, done, coming)
         if self.waiting == self.together:
             while self.waiting:
                 self.run_next()
+
+
+class PairingEncoder(GatheringEncoder):
+    """Two requests of one length in a call."""
+
+    def submit(self, sequences: Iterable[Sequence], done: Done, coming: Iterable[Sequence] = ()) -> None:
+        items = list(sequences)
+        self.tokens = max((2 * item.prompt_tokens for item in items), default=self.tokens)
+        super().submit(items, done, coming)
+
+
+class BrokenUpEncoder(GatheringEncoder):
+    """As a CPU's: a request a call."""
+
+    tokens = 0
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +145,27 @@ def test_calls_are_no_larger_than_a_step(
         assert sum(images(server)) == 5
         assert len(images(server)) > 1
     assert largest_difference(together, alone) < TOLERANCE
+
+
+def test_a_call_names_the_images_of_the_next_one(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where requests go together; else nothing computes while files are decoded."""
+    asks = [Ask("what is it?", (picture(64, 64, seed),)) for seed in range(5)]
+    files = [image for ask in asks for image in ask.images]
+    monkeypatch.setattr(GatheringEncoder, "together", len(asks))
+    with LocalServer(local_settings(checkpoint)) as server:
+        alone = ask_alone(server, asks)
+    for encoder, expected in (
+        (PairingEncoder, [files[2:4], files[4:], []]),
+        (GatheringEncoder, [[]]),
+        (BrokenUpEncoder, [[]] * 5),
+    ):
+        monkeypatch.setattr("tests.support.local.LocalPort", DevicePort)
+        monkeypatch.setattr("tests.support.local.InlineEncoder", encoder)
+        with LocalServer(local_settings(checkpoint), held=True) as server:
+            together = ask_together(server, asks)
+            assert isinstance(server.port, DevicePort)
+            assert [list(named) for named in server.port.coming] == expected
+        assert largest_difference(together, alone) < TOLERANCE
 
 
 def test_one_broken_image_is_its_own_requests_error(

@@ -89,6 +89,15 @@ def test_no_image_gives_features_without_rows(server: EmbeddedServer) -> None:
     assert results["image_grid_thw"].shape == (0, 3)
 
 
+def test_coming_images_are_no_part_of_a_call(server: EmbeddedServer) -> None:
+    alone, other = encode(server, PICTURE), picture(96, 64, 6)
+    files = {"image": [PICTURE], "coming_images": [other, b"junk"]}
+    call = {name: np.array(values, dtype=np.object_) for name, values in files.items()}
+    for name, tensor in infer(server, "vision_encoder", call, list(alone)).items():
+        np.testing.assert_array_equal(tensor, alone[name])
+    assert [len(encode(server, other)[name]) for name in FEATURES] == [6] * len(FEATURES)
+
+
 def test_empty_element_is_named_by_its_number(server: EmbeddedServer) -> None:
     with pytest.raises(InferenceServerException, match=re.escape("[INVALID_ARG] image[1]: the image is empty")):
         encode(server, PICTURE, b"")

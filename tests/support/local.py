@@ -156,7 +156,7 @@ def local_settings(checkpoint: Path, **values: object) -> Settings:
 class InlineEncoder(Encoder):
     """Encodes in the engine's thread, so that when a request joins the others does not depend on timing."""
 
-    def submit(self, sequences: Iterable[Sequence], done: Done) -> None:
+    def submit(self, sequences: Iterable[Sequence], done: Done, _coming: Iterable[Sequence] = ()) -> None:
         for sequence in sequences:
             try:
                 result: Features | DeepstackError = self.encode(sequence)

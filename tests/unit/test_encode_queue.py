@@ -30,7 +30,7 @@ class Taking:
         self.taken: list[Sequence] = []
         self.together: list[int] = []  # how many came in each call
 
-    def submit(self, items: Iterable[Sequence], _done: Done) -> None:
+    def submit(self, items: Iterable[Sequence], _done: Done, _coming: Iterable[Sequence] = ()) -> None:
         new = list(items)
         self.taken += new
         self.together.append(len(new))

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from deepstack_serving.errors import InvalidRequestError
-from deepstack_serving.media import ImageLimits, decode, decode_each, in_batches, probe
+from deepstack_serving.media import Decoding, ImageLimits, decode, in_batches, probe
 from deepstack_serving.media.colours import to_rgb
 
 LIMITS = ImageLimits(max_pixels=100_000, max_bytes=1_000_000)
@@ -160,7 +160,7 @@ def test_wide_gray_outside_sixteen_bits_is_refused(value: int) -> None:
 def test_threads_keep_the_order_and_the_pixels() -> None:
     files = [saved(noise(11, 7 + index, 3), "PNG") for index in range(40)]
     with ThreadPoolExecutor(8) as pool:
-        together = list(decode_each(dict(enumerate(files)), LIMITS, pool, Image.Image.tobytes))
+        together = list(Decoding(pool, LIMITS, Image.Image.tobytes).each(dict(enumerate(files))))
     assert together == [(number, decode(data, LIMITS).tobytes()) for number, data in enumerate(files)]
 
 
@@ -173,7 +173,7 @@ def test_pictures_come_while_others_are_decoded() -> None:
 
     files = [saved(noise(9, width, 3), "PNG") for width in (9, 10)]
     with ThreadPoolExecutor(2) as pool:
-        pictures = decode_each(dict(enumerate(files)), LIMITS, pool, hold_second)
+        pictures = Decoding(pool, LIMITS, hold_second).each(dict(enumerate(files)))
         assert next(pictures) == (0, 9)
         held.set()
         assert next(pictures) == (1, 10)
@@ -182,12 +182,57 @@ def test_pictures_come_while_others_are_decoded() -> None:
 def test_first_bad_file_is_named_by_its_index() -> None:
     good = saved(noise(9, 9, 3), "PNG")
     with ThreadPoolExecutor(4) as pool, pytest.raises(InvalidRequestError, match=r"^image\[1\]: .*cut short"):
-        list(decode_each(dict(enumerate([good, good[:-60], b"junk", good])), LIMITS, pool, Image.Image.tobytes))
+        list(Decoding(pool, LIMITS, Image.Image.tobytes).each(dict(enumerate([good, good[:-60], b"junk", good]))))
 
 
 def test_no_files_give_no_pictures() -> None:
     with ThreadPoolExecutor(1) as pool:
-        assert list(decode_each({}, LIMITS, pool, Image.Image.tobytes)) == []
+        assert list(Decoding(pool, LIMITS, Image.Image.tobytes).each({})) == []
+
+
+class Seen:
+    """Notes the widths of the pictures that are decoded."""
+
+    def __init__(self) -> None:
+        self.widths: list[int] = []
+
+    def __call__(self, picture: Image.Image) -> int:
+        self.widths.append(picture.width)
+        return picture.width
+
+
+def test_expected_files_are_decoded_once_and_before_they_are_asked_for() -> None:
+    seen, first, second = Seen(), *(saved(noise(9, width, 3), "PNG") for width in (10, 11))
+    with ThreadPoolExecutor(1) as pool:
+        decoding = Decoding(pool, LIMITS, seen)
+        decoding.expect([first, second, first])
+        pool.submit(int).result()  # behind all of them
+        assert seen.widths == [10, 11]
+        decoding.expect([second])  # once more: it is there; the other one is dropped
+        assert list(decoding.each({4: second, 7: first})) == [(4, 11), (7, 10)]
+        assert seen.widths == [10, 11, 10]
+        assert list(decoding.each({0: second})) == [(0, 11)]  # what was asked for is not kept
+        assert seen.widths == [10, 11, 10, 11]
+
+
+def test_no_more_expected_pixels_are_kept_than_one_file_may_have() -> None:
+    seen, files = Seen(), [saved(noise(10, width, 3), "PNG") for width in (4, 5, 2, 1)]
+    with ThreadPoolExecutor(1) as pool:
+        decoding = Decoding(pool, ImageLimits(max_pixels=100, max_bytes=1 << 20), seen)
+        decoding.expect(files)
+        pool.submit(int).result()
+    assert seen.widths == [4, 5]
+
+
+def test_bad_file_that_was_expected_is_named_by_the_call_that_asks_for_it() -> None:
+    good = saved(noise(9, 9, 3), "PNG")
+    with ThreadPoolExecutor(1) as pool:
+        decoding = Decoding(pool, LIMITS, Image.Image.tobytes)
+        decoding.expect([b"junk", good[:-60], good])
+        with pytest.raises(InvalidRequestError, match=r"^image\[1\]: .*cut short"):
+            list(decoding.each({0: good, 1: good[:-60]}))
+        with pytest.raises(InvalidRequestError, match=r"^image\[0\]: .*cannot be read"):
+            list(decoding.each({0: b"junk"}))
 
 
 def test_pictures_are_taken_in_batches_of_no_more_pixels_than_one_may_have() -> None:

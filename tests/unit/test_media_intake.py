@@ -11,7 +11,7 @@ from deepstack_serving.checkpoint import open_checkpoint
 from deepstack_serving.engine.media_intake import MediaIntake
 from deepstack_serving.errors import CheckpointError, InvalidRequestError, WireError
 from deepstack_serving.media import MediaFiles, VideoSampling
-from deepstack_serving.stages.media_call import media_files
+from deepstack_serving.stages.media_call import media_files, media_tensors
 from deepstack_serving.wire import vision_interface
 from tests.support.asking import picture
 from tests.support.local import local_settings
@@ -87,3 +87,11 @@ def test_zero_means_not_given() -> None:
     assert media_files({"video": [FILM], "video_sampling": torch.tensor([0.0, 6.0])}) == MediaFiles(
         (), (FILM,), VideoSampling(None, 6)
     )
+
+
+@pytest.mark.parametrize("coming", [(), (b"first", b"second")])
+def test_files_of_a_call_come_back_from_its_tensors(coming: tuple[bytes, ...]) -> None:
+    files = MediaFiles((b"one", b"two"), coming=coming)
+    inputs = {name: list(array) for name, array in media_tensors(files).items()}
+    assert set(inputs) == {"image", *(["coming_images"] if coming else [])}
+    assert media_files(inputs) == files

@@ -45,7 +45,7 @@ class EncodeQueue:
             return
         if not (patient and self._awaits_company(running)) and (begun := self._take(groups)):
             self._begun.update(begun)
-            self._encoder.submit(begun, done)
+            self._encoder.submit(begun, done, self._waiting)
 
     def _awaits_company(self, running: Iterable[Sequence]) -> bool:
         """Whether what waits came just now, others would fit beside it into a call and then into a step, and the

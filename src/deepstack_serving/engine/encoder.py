@@ -1,7 +1,8 @@
 """Encode requests' images and videos beside the engine thread, and compute the rotary positions that they give.
 
 On a GPU, images of requests that wait together are encoded together: a step takes features of one call of the encoder
-at a time, so what one call gave can also be prefilled together.
+at a time, so what one call gave can also be prefilled together. A call also names the images that the next one will
+probably hold, which are decoded while the GPU computes.
 """
 
 from __future__ import annotations
@@ -49,19 +50,23 @@ class Encoder:
         videos = (VIDEO_GRID, VIDEO_TOKENS) if contract.has_video else ()
         self._sizes = [spec.name for spec in (IMAGE_GRID, IMAGE_TOKENS, *videos)]
         self._waiting: deque[_Waiting] = deque()
+        self._coming: tuple[Sequence, ...] = ()
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="encode")
 
-    def submit(self, sequences: Iterable[Sequence], done: Done) -> None:
-        """Encode in the background; those that come together go into one call where they fit."""
-        for _ in range(self.enqueue(sequences, done)):
+    def submit(self, sequences: Iterable[Sequence], done: Done, coming: Iterable[Sequence] = ()) -> None:
+        """Encode in the background; those that come together go into one call where they fit. `coming`: those that are
+        to follow soon, the next first.
+        """
+        for _ in range(self.enqueue(sequences, done, coming)):
             self._pool.submit(self.run_next).add_done_callback(_report_surprise)
 
-    def enqueue(self, sequences: Iterable[Sequence], done: Done) -> int:
+    def enqueue(self, sequences: Iterable[Sequence], done: Done, coming: Iterable[Sequence] = ()) -> int:
         """Let them wait for calls of `run_next`; says how many they are."""
         new = [_Waiting(sequence, done) for sequence in sequences]
         with self._lock:  # else a thread could take the first of them alone
             self._waiting.extend(new)
+            self._coming = tuple(coming)
         return len(new)
 
     @property
@@ -75,50 +80,63 @@ class Encoder:
 
     def encode(self, sequence: Sequence) -> Features:
         """Features and positions of a request with images or videos. Raises DeepstackError."""
-        return self._encode([sequence])[0]
+        return self._encode([sequence], ())[0]
 
     def run_next(self) -> None:
         """One call of the encoder for the request that has waited longest, and for those that fit beside it."""
-        batch = self._take()
+        batch, coming = self._take()
         open_ = [item for item in batch if item.sequence.status is not Status.FINISHED]
         results: dict[Sequence, Features | DeepstackError] = {}
         try:
-            results = self._results([item.sequence for item in open_])
+            results = self._results([item.sequence for item in open_], coming)
         finally:
             for item in batch:
                 left = item not in open_  # its client left; images of others are waiting
                 cancelled = CancelledError("the request was cancelled by its client")
                 item.done(item.sequence, cancelled if left else results.get(item.sequence, _SURPRISE))
 
-    def _take(self) -> list[_Waiting]:
-        """The request that has waited longest, and those behind it that fit into a call with it."""
+    def _take(self) -> tuple[list[_Waiting], list[Sequence]]:
+        """The request that has waited longest, and those behind it that fit into a call with it; and those that the
+        next call will probably hold.
+        """
         with self._lock:
             batch: list[_Waiting] = []
             tokens = 0
             while self._waiting and (not batch or self._fits(batch[0].sequence, tokens, self._waiting[0].sequence)):
                 batch.append(self._waiting.popleft())
                 tokens += batch[-1].sequence.prompt_tokens
-            return batch
+            return batch, self._next_call()
+
+    def _next_call(self) -> list[Sequence]:
+        """A call's worth of the requests that follow; none where images are encoded one request at a time."""
+        sequences: list[Sequence] = []
+        tokens = 0
+        for sequence in (*(item.sequence for item in self._waiting), *self._coming):
+            tokens += sequence.prompt_tokens
+            if tokens > self.batch_tokens:
+                break
+            sequences.append(sequence)
+        return sequences
 
     def _fits(self, first: Sequence, tokens: int, further: Sequence) -> bool:
         has_videos = first.files.videos or further.files.videos
         alike = first.request.audit.zeroed == further.request.audit.zeroed
         return tokens + further.prompt_tokens <= self.batch_tokens and alike and not has_videos
 
-    def _results(self, sequences: list[Sequence]) -> dict[Sequence, Features | DeepstackError]:
+    def _results(self, sequences: list[Sequence], coming: list[Sequence]) -> dict[Sequence, Features | DeepstackError]:
         """A call that fails is made again for each request alone, so that one's bad image stays its own."""
         try:
-            return dict(zip(sequences, self._encode(sequences) if sequences else (), strict=True))
+            return dict(zip(sequences, self._encode(sequences, coming) if sequences else (), strict=True))
         except DeepstackError as error:
             if len(sequences) == 1:
                 return {sequences[0]: error}
         alone: dict[Sequence, Features | DeepstackError] = {}
         for sequence in sequences:
-            alone |= self._results([sequence])
+            alone |= self._results([sequence], [])
         return alone
 
-    def _encode(self, sequences: list[Sequence]) -> list[Features]:
-        outputs = self._port.call_encoder(_joined_files(sequences), [*self._features, *self._sizes])
+    def _encode(self, sequences: list[Sequence], coming: Iterable[Sequence]) -> list[Features]:
+        outputs = self._port.call_encoder(_joined_files(sequences, coming), [*self._features, *self._sizes])
         sizes = {name: self._port.array(outputs[name]) for name in self._sizes}
         self._check_counts(sequences, sizes)
         zeroed = {deepstack_name(layer) for layer in sequences[0].request.audit.zeroed}
@@ -150,11 +168,11 @@ class Encoder:
         return family.positions(config, prompt.input_ids, grids, sizes.get(VIDEO_GRID.name))
 
 
-def _joined_files(sequences: list[Sequence]) -> MediaFiles:
+def _joined_files(sequences: list[Sequence], coming: Iterable[Sequence]) -> MediaFiles:
     """Of requests without videos, or of one alone."""
-    images = tuple(image for sequence in sequences for image in sequence.files.images)
+    images, later = (tuple(image for item in items for image in item.files.images) for items in (sequences, coming))
     first = sequences[0].files
-    return MediaFiles(images, first.videos, first.sampling)
+    return MediaFiles(images, first.videos, first.sampling, later)
 
 
 def _report_surprise(future: Future[None]) -> None:

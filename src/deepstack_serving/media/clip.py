@@ -83,11 +83,15 @@ class VideoHeader:
 
 @dataclass(frozen=True)
 class MediaFiles:
-    """The files of one request: images in the order of the prompt, videos in theirs, and which frames to take."""
+    """The files of one request: images in the order of the prompt, videos in theirs, and which frames to take.
+
+    `coming`: images of requests that are to follow soon; they are no part of this one.
+    """
 
     images: tuple[bytes, ...] = ()
     videos: tuple[bytes, ...] = ()
     sampling: VideoSampling = VideoSampling()
+    coming: tuple[bytes, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.images or self.videos)

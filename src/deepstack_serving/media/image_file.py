@@ -1,6 +1,6 @@
 """Image files: the header checked before anything is decoded, then the whole picture as upright RGB pixels.
 
-`probe` runs at admission, `decode_each` in the vision encoder's threads. Whatever the bytes are, the outcome is a
+`probe` runs at admission, `decode` in the vision encoder's threads. Whatever the bytes are, the outcome is a
 picture or an InvalidRequestError.
 """
 
@@ -9,11 +9,10 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
 from PIL import Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
 
@@ -22,7 +21,6 @@ from deepstack_serving.media import png
 from deepstack_serving.media.colours import to_rgb
 from deepstack_serving.media.orientation import UPRIGHT, orientation_of, swaps_sides, turned
 
-T = TypeVar("T")
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 LARGEST_MAX_PIXELS: Final = 178_956_970  # Pillow itself refuses anything larger
 _TILE_SIDE_TAGS: Final = (322, 323)
@@ -64,6 +62,10 @@ class ImageHeader:
     height: int
     format: str
 
+    @property
+    def pixels(self) -> int:
+        return self.width * self.height
+
 
 def probe(data: bytes, limits: ImageLimits) -> ImageHeader:
     """Size and format from the file's header, checked against the limits; no pixel is decoded."""
@@ -88,27 +90,6 @@ def decode(data: bytes, limits: ImageLimits) -> Image.Image:
     return picture
 
 
-def decode_each(
-    files: Mapping[int, bytes], limits: ImageLimits, pool: ThreadPoolExecutor, finish: Callable[[Image.Image], T]
-) -> Iterator[tuple[int, T]]:
-    """Files by their number in the request, decoded and finished side by side; each comes out once it is there and
-    those before it are. Of several bad ones the first is named.
-    """
-
-    def run(data: bytes) -> T:
-        return finish(decode(data, limits))
-
-    futures = {number: pool.submit(run, data) for number, data in files.items()}
-    try:
-        for number, future in futures.items():
-            with _naming(number):
-                result = future.result()
-            yield number, result
-    finally:
-        for future in futures.values():
-            future.cancel()
-
-
 def in_batches(files: Mapping[int, bytes], limits: ImageLimits) -> list[dict[int, bytes]]:
     """Files by their number in the request, as many at a time as have no more pixels together than one may have.
 
@@ -117,9 +98,8 @@ def in_batches(files: Mapping[int, bytes], limits: ImageLimits) -> list[dict[int
     batches: list[dict[int, bytes]] = []
     room = 0
     for number, data in files.items():
-        with _naming(number):
-            header = probe(data, limits)
-        pixels = header.width * header.height
+        with naming(number):
+            pixels = probe(data, limits).pixels
         if not batches or pixels > room:
             batches.append({})
             room = limits.max_pixels
@@ -129,7 +109,8 @@ def in_batches(files: Mapping[int, bytes], limits: ImageLimits) -> list[dict[int
 
 
 @contextmanager
-def _naming(number: int) -> Iterator[None]:
+def naming(number: int) -> Iterator[None]:
+    """An InvalidRequestError from inside says which image of the request it is about."""
     try:
         yield
     except InvalidRequestError as error:

@@ -10,12 +10,14 @@ import numpy.typing as npt
 
 from deepstack_serving.errors import WireError
 from deepstack_serving.media import FPS, FRAME_COUNT, MediaFiles, VideoSampling
-from deepstack_serving.wire import IMAGE, VIDEO, VIDEO_SAMPLING
+from deepstack_serving.wire import COMING_IMAGES, IMAGE, VIDEO, VIDEO_SAMPLING
 
 
 def media_tensors(files: MediaFiles) -> dict[str, npt.NDArray[Any]]:
-    """The input tensors of the call; those of videos only where there are some."""
+    """The input tensors of the call; those of videos and of coming images only where there are some."""
     tensors = {IMAGE.name: _bytes(files.images)}
+    if files.coming:
+        tensors[COMING_IMAGES.name] = _bytes(files.coming)
     if files.videos:
         sampling = files.sampling
         values = [sampling.frames_per_second or 0, sampling.frame_count or 0]
@@ -25,7 +27,7 @@ def media_tensors(files: MediaFiles) -> dict[str, npt.NDArray[Any]]:
 
 def media_files(inputs: Mapping[str, Any]) -> MediaFiles:
     """From a call's inputs: lists of bytes, and the sampling as a tensor. Raises WireError."""
-    images, videos = (tuple(inputs.get(name, ())) for name in (IMAGE.name, VIDEO.name))
+    images, videos, coming = (tuple(inputs.get(spec.name, ())) for spec in (IMAGE, VIDEO, COMING_IMAGES))
     rate, count = inputs[VIDEO_SAMPLING.name].tolist() if VIDEO_SAMPLING.name in inputs else (0.0, 0.0)
     try:
         if rate and count:
@@ -36,7 +38,7 @@ def media_files(inputs: Mapping[str, Any]) -> MediaFiles:
             f"tensor '{VIDEO_SAMPLING.name}' is {[rate, count]}; allowed: frames a second ({FPS.allowed}) or a number "
             f"of frames ({FRAME_COUNT.allowed}), and 0 for the other"
         ) from error
-    return MediaFiles(images, videos, sampling)
+    return MediaFiles(images, videos, sampling, coming)
 
 
 def _bytes(elements: Sequence[bytes]) -> npt.NDArray[np.object_]:

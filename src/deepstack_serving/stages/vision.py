@@ -1,13 +1,15 @@
 """The vision encoder: image and video files in, one row of features per image or video token out, for every level.
 
-Files are decoded in threads; features of a file that was seen before come from a bounded cache. On a GPU the pixels go
-there as bytes, the tower runs as vision_graphs.py says, and features stay there; grids and counts are host tensors.
+Files are decoded in threads, also those that the next call will hold; features of a file that was seen before come
+from a bounded cache. On a GPU the pixels go there as bytes, the tower runs as vision_graphs.py says, and features stay
+there; grids and counts are host tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,8 +21,8 @@ from deepstack_serving.errors import InvalidRequestError, StageError, WireError
 from deepstack_serving.execution.recorder import CudaRecorder, Recorder
 from deepstack_serving.feature_cache import FeatureCache, feature_key
 from deepstack_serving.media import (
+    Decoding,
     MediaFiles,
-    decode_each,
     decode_video,
     in_batches,
     probe_video,
@@ -86,6 +88,7 @@ class VisionStage:
         self.runner: TowerRunner | None = None
         self._cache: FeatureCache[Encoded] = FeatureCache(settings.vision_cache_bytes)
         self._decoders = ThreadPoolExecutor(settings.decode_threads, thread_name_prefix="decode")
+        self._decoding = Decoding(self._decoders, self._limits, self._fit)
         if self.device != "cpu":
             self.start_tower(None if settings.execution == "eager" else CudaRecorder(self.device))
 
@@ -109,7 +112,7 @@ class VisionStage:
         """Features of the images, in order, then of the videos, packed, with their grids and token counts."""
         if self.info.answers(wanted):
             return {STAGE_INFO.name: self.info.to_tensor()}
-        images = self._encode_images(read_each("image", files.images, raw_bytes))
+        images = self._encode_images(read_each("image", files.images, raw_bytes), files.coming)
         raw_videos = read_each("video", files.videos, raw_video)
         videos = [self._encode_video(index, file, files) for index, file in enumerate(raw_videos)]
         outputs = {
@@ -124,8 +127,8 @@ class VisionStage:
         """Stop the decoding threads."""
         self._decoders.shutdown(cancel_futures=True)
 
-    def _encode_images(self, files: list[bytes]) -> list[Encoded]:
-        keys = [feature_key(file, self._limits, self.info.fingerprint, self.info.dtype) for file in files]
+    def _encode_images(self, files: list[bytes], coming: Collection[bytes]) -> list[Encoded]:
+        keys = [self._key(file) for file in files]
         found = {key: image for key in keys if (image := self._cache.get(key)) is not None}
         missing: dict[str, int] = {}
         for number, key in enumerate(keys):
@@ -133,16 +136,20 @@ class VisionStage:
                 missing.setdefault(key, number)
         fresh: dict[int, Encoded] = {}
         for batch in in_batches({number: files[number] for number in missing.values()}, self._limits):
-            fitted = decode_each(batch, self._limits, self._decoders, self._fit)
+            fitted = self._decoding.each(batch)
             for group in _grouped(fitted):
                 inputs = self._processing.assemble([item.picture for item in group], self.device, self._dtype)
                 images = self._encode(inputs, inputs[IMAGE_GRID.name], self._processing.token_counts(inputs))
                 fresh |= {item.number: image for item, image in zip(group, images, strict=True)}
+        self._decoding.expect(file for file in _readable(coming) if self._cache.get(self._key(file)) is None)
         _check_finite(list(fresh.values()))
         for key, number in missing.items():
             found[key] = fresh[number]
             self._keep(key, fresh[number])
         return [found[key] for key in keys]
+
+    def _key(self, file: bytes) -> str:
+        return feature_key(file, self._limits, self.info.fingerprint, self.info.dtype)
 
     def _fit(self, image: Image) -> tuple[Any, int]:
         """What the tower's inputs are made of, and how many tokens it comes to."""
@@ -194,6 +201,13 @@ class VisionStage:
             Encoded({name: parts[name][index] for name in parts}, grids[index], count)
             for index, count in enumerate(counts)
         ]
+
+
+def _readable(payloads: Iterable[bytes]) -> Iterator[bytes]:
+    """The files that they carry; what carries none is the matter of its own call."""
+    for payload in payloads:
+        with suppress(InvalidRequestError):
+            yield raw_bytes(payload)
 
 
 def _grouped(fitted: Iterable[tuple[int, tuple[Any, int]]]) -> Iterator[list[_Fitted]]:

@@ -1,0 +1,61 @@
+"""Image files decoded in threads: those of a call side by side, and meanwhile those of calls to come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, TypeVar
+
+from PIL import Image
+
+from deepstack_serving.errors import InvalidRequestError
+from deepstack_serving.media.image_file import ImageLimits, decode, naming, probe
+
+T = TypeVar("T")
+
+
+class Decoding(Generic[T]):
+    """`finish` turns each picture into what is wanted of it, in the same thread. For one caller at a time."""
+
+    def __init__(self, pool: ThreadPoolExecutor, limits: ImageLimits, finish: Callable[[Image.Image], T]) -> None:
+        self._pool, self._limits, self._finish = pool, limits, finish
+        self._expected: dict[bytes, Future[T]] = {}
+
+    def each(self, files: Mapping[int, bytes]) -> Iterator[tuple[int, T]]:
+        """Files by their number in the request; each comes out once it is there and those before it are.
+
+        Raises InvalidRequestError; of several bad ones the first is named.
+        """
+        futures = {number: self._future(data, self._expected) for number, data in files.items()}
+        try:
+            for number, future in futures.items():
+                with naming(number):
+                    result = future.result()
+                yield number, result
+        finally:
+            for future in futures.values():
+                future.cancel()
+
+    def expect(self, files: Iterable[bytes]) -> None:
+        """Begin with files that a later `each` will probably ask for, and drop those that none has asked for.
+
+        No more of them are kept than have as many pixels together as one file may have.
+        """
+        before, self._expected = self._expected, {}
+        room = self._limits.max_pixels
+        for data in files:
+            try:
+                room -= probe(data, self._limits).pixels
+            except InvalidRequestError:  # the call that asks for it says so
+                continue
+            if room < 0:
+                break
+            if data not in self._expected:
+                self._expected[data] = self._future(data, before)
+        for future in before.values():
+            future.cancel()
+
+    def _future(self, data: bytes, begun: dict[bytes, Future[T]]) -> Future[T]:
+        if data in begun:
+            return begun.pop(data)
+        return self._pool.submit(lambda: self._finish(decode(data, self._limits)))
