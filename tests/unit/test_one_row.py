@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +31,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         arguments.update(options)
         return graph
 
-    monkeypatch.setattr(compiled, "compile_fx", compile_nothing)
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compile_nothing)
     compiled._one_row(torch.fx.symbolic_trace(choose), [ROWS])
     return arguments
 
@@ -46,3 +50,19 @@ def test_its_kernels_are_tuned_and_start_early(given: dict[str, Any]) -> None:
     assert given["config_patches"] == compiled.ONE_ROW
     for name in compiled.ONE_ROW:  # torch ignores none: an option that it does not know would be an error
         assert torch._inductor.config.get_type(name) is bool
+
+
+def test_the_way_of_timing_is_chosen_before_torch_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    values = {"checkpoint": str(tmp_path), "compile_cache_folder": str(tmp_path)}
+    program = f"""
+        import sys
+        from deepstack_serving.settings import parse_settings
+        from deepstack_serving.stages import language, vision
+        from deepstack_serving.execution.compiled import prepare_compilations
+        prepare_compilations(parse_settings({values}))
+        assert "torch._inductor.runtime.benchmarking" not in sys.modules
+        from torch._inductor.runtime import benchmarking
+        assert not benchmarking.inductor_config.use_experimental_benchmarker
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True)

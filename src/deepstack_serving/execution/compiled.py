@@ -15,7 +15,6 @@ import torch
 import torch._inductor.config
 from torch import nn
 from torch._inductor.async_compile import shutdown_compile_workers
-from torch._inductor.compile_fx import compile_fx
 from torch._inductor.decomposition import select_decomp_table
 from torch.func import functional_call
 from torch.fx import GraphModule
@@ -26,18 +25,26 @@ from deepstack_serving.settings import Settings, keep_compiled_code
 AUTOTUNE = {"max_autotune": True, "coordinate_descent_tuning": True, "triton.cudagraphs": False}
 TUNED = {"coordinate_descent_tuning": True}  # every kernel's parameters, one after the other
 # Of one row, tuned products become reductions, which run at the speed of reading the weights. A kernel is then some
-# microseconds long, and the next one starts while it ends.
-ONE_ROW = {**TUNED, "triton.enable_pdl": True}
+# microseconds long: the next one starts while it ends, and those that wait for the same rows are one.
+ONE_ROW = {
+    **TUNED,
+    "triton.enable_pdl": True,
+    "combo_kernels": True,
+    "combo_kernel_per_subkernel_blocks": True,
+}
 Kind = tuple[tuple[str, torch.Size], ...]  # layers of one kind share a template
 MAX_COMPILATIONS = 64  # of one function: decode sizes, and prefill once
 
 
 def prepare_compilations(settings: Settings) -> None:
-    """To be called before a process compiles anything: where code is kept, and that there may be much of it.
+    """To be called before a process compiles anything: where code is kept, that there may be much of it, and how
+    kernels are timed that are tuned.
 
-    One function is compiled for many shapes on purpose; torch gives up after a few by default.
+    One function is compiled for many shapes on purpose; torch gives up after a few by default. Of a kernel's launches
+    the median counts: the fastest one, torch's own measure, chose kernels that are half as fast as others.
     """
     keep_compiled_code(settings)
+    torch._inductor.config.use_experimental_benchmarker = False  # torch reads it when it imports what times them
     torch._dynamo.config.recompile_limit = MAX_COMPILATIONS
     torch._dynamo.config.accumulated_recompile_limit = 4 * MAX_COMPILATIONS
 
@@ -90,6 +97,8 @@ def _compiled(
 
 def _one_row(graph: GraphModule, inputs: Sequence[Any]) -> Any:
     """torch.compile's own backend, to which the choice of a row's experts is a sort of few values, in one kernel."""
+    from torch._inductor.compile_fx import compile_fx  # imports what times kernels
+
     decompositions = {**select_decomp_table(), torch.ops.aten.topk.default: _topk_by_sort}
     return compile_fx(graph, inputs, config_patches=ONE_ROW, decompositions=decompositions)
 
