@@ -39,7 +39,7 @@ if [ -e "$work/chunks/vllm_bench.py" ] && [ ! -e "$work/vllm/vllm" ]; then
   cp "$work/chunks/vllm_bench.py" "$work/vllm/"
 fi
 step "installing the project"
-"${install[@]}" ./client .
+flock "$work/install.lock" "${install[@]}" ./client .  # two runs at once would build in the same folder
 if [ $# -eq 0 ]; then step "set up"; exit; fi
 
 options=(--output "$out" --checkpoints "${CHECKPOINTS:-/dev/shm/deepstack-bench}")
