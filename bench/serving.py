@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from deepstack_serving.embedded import EmbeddedServer, Progress, ServerOptions
-from deepstack_serving.repository import model_names, stages_of
+from deepstack_serving.repository import model_names, pipelines_of
 
 PROJECT = Path(__file__).parents[1]
 MODELS = model_names()
@@ -56,7 +56,7 @@ def embedded_server(
 ) -> Iterator[EmbeddedServer]:
     """A ready server of a model repository, the project's own by default; says on standard error what it waits for."""
     variables = {"DEEPSTACK_CHECKPOINT": str(checkpoint.absolute()), **(environment or {})}
-    with EmbeddedServer(repository, model_names(stages_of(repository)), variables, options) as server:
+    with EmbeddedServer(repository, pipelines_of(repository).models, variables, options) as server:
         server.wait_until_ready(_START_LIMIT_S, lambda: server.ask("Hello"), _Waiting())
         say(f"server ready: gRPC {server.grpc_address}, HTTP {server.http_address}")
         yield server

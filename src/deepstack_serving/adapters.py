@@ -9,26 +9,30 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from deepstack_serving import triton_bridge as bridge
 from deepstack_serving.checkpoint import Checkpoint, open_checkpoint
+from deepstack_serving.pipelines import Pipelines
 from deepstack_serving.settings import Settings, load_settings
 from deepstack_serving.stages.cpu_threads import bind_cpu_threads, use_one_cpu_thread
 from deepstack_serving.stages.device import stage_device, use_device
 from deepstack_serving.stages.media_call import media_files
-from deepstack_serving.stages.place import StagePlace, stage_names
+from deepstack_serving.stages.place import StagePlace
 from deepstack_serving.wire import (
     ORCHESTRATOR,
     ORCHESTRATOR_INTERFACE,
-    VISION_ENCODER,
     check_declared,
     language_interface,
     vision_interface,
 )
+
+if TYPE_CHECKING:
+    from deepstack_serving.engine.engine import Engine
 
 METRICS_INTERVAL_S = 0.2
 THREAD_SWITCH_S = 0.0005  # how long the engine waits for the interpreter while text is made and sent, at most
@@ -56,11 +60,11 @@ class VisionModel:
     def __init__(self, model_config: str) -> None:
         from deepstack_serving.stages.vision import VisionStage
 
-        settings = load_settings()
+        settings, name = load_settings(), bridge.name_of(model_config)
         checkpoint = _checkpoint(settings)
-        check_declared(VISION_ENCODER, bridge.declared(model_config), vision_interface(checkpoint.contract))
-        use_device(stage_device(settings, VISION_ENCODER))
-        self._stage = VisionStage(settings, checkpoint)
+        check_declared(name, bridge.declared(model_config), vision_interface(checkpoint.contract))
+        use_device(stage_device(settings, name))
+        self._stage = VisionStage(settings, checkpoint, name)
         self._answers = bridge.StageAnswers(self._run, self._stage.info, settings.gpu_tensor_bytes)
         _leave_loaded_objects_alone()
 
@@ -97,7 +101,7 @@ class LanguageModel:
         use_device(device)
         if device == "cpu":
             bind_cpu_threads(settings)
-        stage = LanguageStage(settings, checkpoint, plans, place.names, place.index)
+        stage = LanguageStage(settings, checkpoint, plans, place.names, place.index, place.pipelines.languages)
         self._answers = bridge.StageAnswers(stage.run, stage.info, settings.gpu_tensor_bytes)
         _leave_loaded_objects_alone()
 
@@ -110,29 +114,33 @@ class OrchestratorModel:
 
     def __init__(self, model_config: str) -> None:
         from deepstack_serving.engine.orchestrator import Orchestrator
+        from deepstack_serving.engine.sharing import SharedDoor
 
         check_declared(ORCHESTRATOR, bridge.declared(model_config), ORCHESTRATOR_INTERFACE)
-        names = stage_names(bridge.parameters_of(model_config))
+        settings, pipelines = load_settings(), Pipelines.parse(bridge.parameters_of(model_config))
         use_one_cpu_thread()
-        self._orchestrator = Orchestrator(load_settings(), bridge.TritonStagePort(), names)
+        self._door = SharedDoor(
+            Orchestrator(settings, bridge.TritonStagePort(encoder), stages)
+            for encoder, stages in zip(pipelines.encoders, pipelines.languages, strict=True)
+        )
         self._gauges = bridge.Gauges(METRICS, COUNTERS)
         self._closing = threading.Event()
         self._reporter = threading.Thread(target=self._report, name="metrics", daemon=True)
         _leave_loaded_objects_alone()
         sys.setswitchinterval(THREAD_SWITCH_S)
-        self._orchestrator.start()
+        self._door.start()
         self._reporter.start()
 
     def execute(self, requests: Sequence[Any]) -> None:
         for request in requests:
-            bridge.serve(request, self._orchestrator.submit)
+            bridge.serve(request, self._door.submit)
 
     def is_ready(self) -> bool:
-        return self._orchestrator.is_healthy
+        return self._door.is_healthy
 
     def close(self) -> None:
         self._closing.set()
-        self._orchestrator.close()
+        self._door.close()
         self._reporter.join()
         self._gauges.set(self._values())  # the server keeps the last values, and a drain waits for them
 
@@ -141,19 +149,25 @@ class OrchestratorModel:
             self._gauges.set(self._values())
 
     def _values(self) -> dict[str, float]:
-        engine = self._orchestrator.engine
-        scheduler, stats = engine.scheduler, engine.stats
-        return {
-            "deepstack_ready": float(self.is_ready()),
-            "deepstack_active_requests": engine.outputs.active,
-            "deepstack_waiting_requests": len(scheduler.waiting),
-            "deepstack_running_requests": len(scheduler.running),
-            "deepstack_kv_blocks_free": scheduler.allocator.free,
-            "deepstack_kv_blocks_total": scheduler.allocator.total,
-            "deepstack_prompt_tokens_total": stats.prompt_tokens,
-            "deepstack_generated_tokens_total": stats.generated_tokens,
-            "deepstack_engine_steps_total": stats.steps,
-        }
+        sums = Counter[str]()
+        for engine in self._door.engines:
+            sums.update(_values_of(engine))
+        return {"deepstack_ready": float(self.is_ready()), **sums}
+
+
+def _values_of(engine: Engine) -> dict[str, int]:
+    """Of one pipeline."""
+    scheduler, stats = engine.scheduler, engine.stats
+    return {
+        "deepstack_active_requests": engine.outputs.active,
+        "deepstack_waiting_requests": len(scheduler.waiting),
+        "deepstack_running_requests": len(scheduler.running),
+        "deepstack_kv_blocks_free": scheduler.allocator.free,
+        "deepstack_kv_blocks_total": scheduler.allocator.total,
+        "deepstack_prompt_tokens_total": stats.prompt_tokens,
+        "deepstack_generated_tokens_total": stats.generated_tokens,
+        "deepstack_engine_steps_total": stats.steps,
+    }
 
 
 def _checkpoint(settings: Settings) -> Checkpoint:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from deepstack_serving.embedded import EmbeddedServer, EmbeddedServerError, ProgressListener
 from deepstack_serving.errors import UnavailableError
-from deepstack_serving.repository import model_names, stages_of
+from deepstack_serving.repository import pipelines_of
 from deepstack_serving.settings import FILE_VARIABLE, PREFIX, load_settings
 
 _PROBE_TEXT = "Hello"
@@ -40,7 +40,7 @@ def deployment_of(
 ) -> tuple[Path, tuple[str, ...], dict[str, str]]:
     """Repository, models and variables for an EmbeddedServer; `forced` settings win. Raises DeepstackError."""
     repository = _repository(arguments.model_repository)
-    models = model_names(stages_of(repository))
+    models = pipelines_of(repository).models
     return repository, models, _environment(arguments, models, forced or {})
 
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deepstack_serving.errors import SettingsError
-from deepstack_serving.wire import ORCHESTRATOR, ORCHESTRATOR_INTERFACE, VISION_ENCODER, TensorSpec
+from deepstack_serving.pipelines import PIPELINES, STAGES, Pipelines
+from deepstack_serving.wire import ORCHESTRATOR, ORCHESTRATOR_INTERFACE, TensorSpec
 
 TWO_STAGES = ("language_early", "language_late")
 
@@ -31,9 +32,8 @@ _ORCHESTRATOR_COMMENT = """\
 # What clients call: a question with images in, text out, piece by piece or whole. Follows Triton's vLLM backend.
 """
 _GPU_INPUTS = [("FORCE_CPU_ONLY_INPUT_TENSORS", "no")]  # a stage takes its inputs where they are, on a GPU too
-_STAGES = "language_stages"
 _PARAMETER = 'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
-_STATED_STAGES = re.compile(rf'key:\s*"{_STAGES}"\s*value\s*{{\s*string_value:\s*"(?P<value>[^"]+)"')
+_STATED = re.compile(rf'key:\s*"(?P<key>{STAGES}|{PIPELINES})"\s*value\s*{{\s*string_value:\s*"(?P<value>[^"]+)"')
 
 _MODEL = '''\
 """{title} as a {kind}Triton model: see deepstack_serving.{module}."""
@@ -86,28 +86,30 @@ def stage_names(count: int) -> tuple[str, ...]:
     return {1: ("language",), 2: TWO_STAGES}.get(count, tuple(f"language_{index}" for index in range(count)))
 
 
-def model_names(stages: Sequence[str] = TWO_STAGES) -> tuple[str, ...]:
+def model_names(stages: Sequence[str] = TWO_STAGES, pipelines: int = 1) -> tuple[str, ...]:
     """All models of a repository."""
-    return (VISION_ENCODER, *stages, ORCHESTRATOR)
+    return Pipelines(tuple(stages), pipelines).models
 
 
-def write_repository(folder: Path, stages: Sequence[str] = TWO_STAGES) -> None:
+def write_repository(folder: Path, stages: Sequence[str] = TWO_STAGES, pipelines: int = 1) -> None:
     """Create the models' files below `folder`."""
-    places = {name: [(_STAGES, ",".join(stages)), ("language_stage", name)] for name in stages}
-    _write(folder / VISION_ENCODER, _VISION_COMMENT + _HEAD + _parameters(_GPU_INPUTS), _vision_model())
-    for name, parameters in places.items():
-        _write(folder / name, _LANGUAGE_COMMENT + _HEAD + _parameters(_GPU_INPUTS + parameters), _language_model())
-    _write(folder / ORCHESTRATOR, _orchestrator_config(stages), _orchestrator_model())
+    written = Pipelines(tuple(stages), pipelines)
+    for name in written.encoders:
+        _write(folder / name, _VISION_COMMENT + _HEAD + _parameters(_GPU_INPUTS), _vision_model())
+    for name in (name for names in written.languages for name in names):
+        parameters = [*_GPU_INPUTS, *written.parameters, ("language_stage", name)]
+        _write(folder / name, _LANGUAGE_COMMENT + _HEAD + _parameters(parameters), _language_model())
+    _write(folder / ORCHESTRATOR, _orchestrator_config(written), _orchestrator_model())
 
 
-def stages_of(folder: Path) -> tuple[str, ...]:
-    """The language stages of a repository, as its orchestrator names them. Raises SettingsError where it does not."""
+def pipelines_of(folder: Path) -> Pipelines:
+    """What a repository holds, as its orchestrator says. Raises SettingsError where it does not."""
     config = folder / ORCHESTRATOR / "config.pbtxt"
     text = config.read_text() if config.is_file() else ""
-    found = _STATED_STAGES.search(text)
-    if found is None:
-        raise SettingsError(f"{config} has no parameter {_STAGES!r}; write a repository with: deepstack repository")
-    return tuple(name.strip() for name in found["value"].split(","))
+    found = {match["key"]: match["value"] for match in _STATED.finditer(text)}
+    if STAGES not in found:
+        raise SettingsError(f"{config} has no parameter {STAGES!r}; write a repository with: deepstack repository")
+    return Pipelines.parse(found)
 
 
 def is_model(path: Path) -> bool:
@@ -140,12 +142,12 @@ def _orchestrator_model() -> str:
     return _MODEL.format(title="The orchestrator", kind="decoupled ", module="engine", reason=_CHEAP, methods=methods)
 
 
-def _orchestrator_config(stages: Sequence[str]) -> str:
+def _orchestrator_config(pipelines: Pipelines) -> str:
     decoupled = "model_transaction_policy { decoupled: true }\n"
     inputs = ",\n".join(_tensor(spec) for spec in ORCHESTRATOR_INTERFACE.inputs)
     outputs = ",\n".join(_tensor(spec) for spec in ORCHESTRATOR_INTERFACE.outputs)
     tensors = f"input [\n{inputs}\n]\noutput [\n{outputs}\n]\n"
-    parameters = _parameters([(_STAGES, ",".join(stages))])
+    parameters = _parameters(pipelines.parameters)
     return _ORCHESTRATOR_COMMENT + _HEAD + decoupled + parameters + tensors
 
 

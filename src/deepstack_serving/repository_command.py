@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from deepstack_serving.command_line import add_stage_arguments, check_split, refusing
 from deepstack_serving.errors import SettingsError
-from deepstack_serving.repository import is_model, model_names, stage_names, write_repository
+from deepstack_serving.pipelines import MAX_PIPELINES, Pipelines
+from deepstack_serving.repository import is_model, stage_names, write_repository
 from deepstack_serving.settings import PREFIX
-from deepstack_serving.wire import ORCHESTRATOR
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -20,17 +19,25 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = subparsers.add_parser("repository", help="write a model repository with any number of language stages")
     parser.add_argument("folder", type=Path, metavar="FOLDER")
     add_stage_arguments(parser)
+    parser.add_argument(
+        "--pipelines",
+        type=int,
+        choices=range(1, MAX_PIPELINES + 1),
+        default=1,
+        metavar="N",
+        help=f"encoders and language stages that serve requests of their own, 1 to {MAX_PIPELINES} (%(default)s)",
+    )
     parser.add_argument("--force", action="store_true", help="replace the models of an earlier repository")
     parser.set_defaults(run=refusing(run))
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit code 0, or SettingsError when the folder or the split cannot be used; then nothing is written."""
-    folder, stages = arguments.folder, stage_names(arguments.stages)
+    folder, pipelines = arguments.folder, Pipelines(stage_names(arguments.stages), arguments.pipelines)
     check_split(arguments)
     _clear(folder, arguments.force)
-    write_repository(folder, stages)
-    sys.stdout.write(_instructions(folder, stages, arguments.split))
+    write_repository(folder, pipelines.stages, pipelines.count)
+    sys.stdout.write(_instructions(folder, pipelines, arguments.split))
     return 0
 
 
@@ -48,18 +55,28 @@ def _clear(folder: Path, force: bool) -> None:
         shutil.rmtree(path)
 
 
-def _instructions(folder: Path, stages: Sequence[str], points: tuple[int, ...] | None) -> str:
+def _devices(pipelines: Pipelines) -> str:
+    """A GPU for each language stage, its encoder with the first. Several pipelines take the same GPUs, each from the
+    next one on, so that every GPU has as much to do.
+    """
+    placed = []
+    for number, (encoder, stages) in enumerate(zip(pipelines.encoders, pipelines.languages, strict=True)):
+        gpus = [(number + index) % max(len(stages), pipelines.count) for index in range(len(stages))]
+        placed += [f"{name}=cuda:{gpu}" for name, gpu in zip((encoder, *stages), (gpus[0], *gpus), strict=True)]
+    return ",".join(placed)
+
+
+def _instructions(folder: Path, pipelines: Pipelines, points: tuple[int, ...] | None) -> str:
     split = "balanced" if points is None else ",".join(map(str, points))
-    placed = [name for name in model_names(stages) if name != ORCHESTRATOR]
-    devices = ",".join(f"{name}=cuda:{max(index - 1, 0)}" for index, name in enumerate(placed))
+    devices = _devices(pipelines)
     settings = {"split_points": split, "devices": devices}
     flags = "".join(f" \\\n      --setting {key}={value}" for key, value in settings.items())
     variables = "".join(f"    {PREFIX}{key.upper()}={value}\n" for key, value in settings.items())
     return (
-        f"wrote {', '.join(model_names(stages))} to {folder}\n\n"
+        f"wrote {', '.join(pipelines.models)} to {folder}\n\n"
         "Serve a checkpoint with it. The devices are those of one GPU per language stage; without this setting all "
         "stages\nshare the first GPU, or the CPU where there is none.\n\n"
         f"    deepstack serve --model-repository {folder} --checkpoint DIR{flags}\n\n"
         f"For a server of your own set the same as\n\n    {PREFIX}CHECKPOINT=DIR\n{variables}\n"
-        f"and see where a checkpoint is split best by: deepstack plan DIR --stages {len(stages)}\n"
+        f"and see where a checkpoint is split best by: deepstack plan DIR --stages {len(pipelines.stages)}\n"
     )

@@ -25,7 +25,7 @@ from deepstack_serving.stages.device import DeviceGuard
 from deepstack_serving.stages.handover import count_arrivals, ready_to_send
 from deepstack_serving.stages.info import StageInfo
 from deepstack_serving.stages.media_call import media_tensors
-from deepstack_serving.wire import FILES, VISION_ENCODER, ModelInterface, TensorSpec
+from deepstack_serving.wire import FILE_NAMES, VISION_ENCODER, ModelInterface, TensorSpec
 
 # Triton's own parameters, with those of its names that start with `triton_`. The HTTP endpoints `generate` and
 # `generate_stream` hand them on as if the client had made them up.
@@ -41,7 +41,6 @@ RESERVED = frozenset(
         "binary_data_output",
     }
 )
-_FILE_NAMES = frozenset(spec.name for spec in FILES)
 FINAL = 1  # TRITONSERVER_RESPONSE_COMPLETE_FINAL
 Run = Callable[[dict[str, Any], Sequence[str]], Mapping[str, torch.Tensor]]
 
@@ -54,6 +53,11 @@ def declare(config: Any, interface: ModelInterface) -> Any:
     for spec in interface.outputs:
         config.add_output(_declaration(spec))
     return config
+
+
+def name_of(model_config: str) -> str:
+    """A model's name, from the JSON that Triton passes."""
+    return str(json.loads(model_config)["name"])
 
 
 def parameters_of(model_config: str) -> dict[str, str]:
@@ -186,7 +190,8 @@ class TritonStagePort:
     the former gives this process a CUDA context, which needs little: it runs no kernels.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, encoder: str = VISION_ENCODER) -> None:
+        self._encoder = encoder
         self._has_context = False
 
     def call(self, model: str, inputs: Mapping[str, Array | Handle], outputs: Sequence[str]) -> dict[str, Handle]:
@@ -204,7 +209,7 @@ class TritonStagePort:
         return {tensor.name(): tensor for tensor in response.output_tensors()}
 
     def call_encoder(self, files: MediaFiles, outputs: Sequence[str]) -> dict[str, Handle]:
-        return self.call(VISION_ENCODER, media_tensors(files), outputs)
+        return self.call(self._encoder, media_tensors(files), outputs)
 
     def array(self, handle: Handle) -> Array:
         array: Array = handle.as_numpy()
@@ -264,7 +269,7 @@ def _declaration(spec: TensorSpec) -> dict[str, Any]:
 
 def _input_value(tensor: Any) -> Any:
     """BYTES as a list of bytes, everything else as a torch tensor over the same memory."""
-    if tensor.is_cpu() and tensor.name() in _FILE_NAMES:
+    if tensor.is_cpu() and tensor.name() in FILE_NAMES:
         return tensor.as_numpy().reshape(-1).tolist()
     return from_dlpack(tensor)
 

@@ -72,7 +72,7 @@ STAGE_INFO = TensorSpec("stage_info", "UINT8", (-1,))  # JSON of stages.info.Sta
 IMAGE = TensorSpec("image", "BYTES", (-1,), optional=True)  # encoded image files, one per image
 COMING_IMAGES = TensorSpec("coming_images", "BYTES", (-1,), optional=True)  # of a later call: to be decoded meanwhile
 VIDEO = TensorSpec("video", "BYTES", (-1,), optional=True)  # video files, animations or JSON lists of frames
-FILES = (IMAGE, COMING_IMAGES, VIDEO)
+FILE_NAMES = frozenset(spec.name for spec in (IMAGE, COMING_IMAGES, VIDEO))
 VIDEO_SAMPLING = TensorSpec("video_sampling", "FP32", (2,), optional=True)  # frames a second, or in all; 0: not given
 IMAGE_GRID = TensorSpec("image_grid_thw", "INT64", (-1, 3))  # patches of each image: time, height, width
 IMAGE_TOKENS = TensorSpec("image_tokens", "INT64", (-1,))  # language tokens of each image

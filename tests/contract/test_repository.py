@@ -14,7 +14,8 @@ from tritonclient.grpc import model_config_pb2
 
 from deepstack_serving.checkpoint import open_config
 from deepstack_serving.errors import SettingsError
-from deepstack_serving.repository import model_names, stage_names, write_repository
+from deepstack_serving.pipelines import Pipelines
+from deepstack_serving.repository import model_names, pipelines_of, stage_names, write_repository
 from deepstack_serving.settings import Settings, parse_settings
 from deepstack_serving.stages.place import StagePlace
 from deepstack_serving.wire import ORCHESTRATOR, ModelInterface, language_interface, vision_interface
@@ -84,6 +85,36 @@ def test_every_stage_takes_its_inputs_where_they_are(tmp_path: Path, count: int)
     write_repository(tmp_path, stage_names(count))
     stages = [name for name in model_names(stage_names(count)) if name != ORCHESTRATOR]
     assert {parameters(tmp_path, name)["FORCE_CPU_ONLY_INPUT_TENSORS"] for name in stages} == {"no"}
+
+
+@pytest.mark.parametrize(("count", "pipelines"), [(1, 2), (2, 2), (4, 8)])
+def test_every_stage_of_every_pipeline_finds_its_place(tmp_path: Path, count: int, pipelines: int) -> None:
+    write_repository(tmp_path, stage_names(count), pipelines)
+    names = model_names(stage_names(count), pipelines)
+    assert {path.name for path in tmp_path.iterdir()} == set(names)
+    assert len(names) == pipelines * (count + 1) + 1
+    assert pipelines_of(tmp_path) == Pipelines.parse(parameters(tmp_path, ORCHESTRATOR))
+    written = pipelines_of(tmp_path)
+    assert written == Pipelines(stage_names(count), pipelines)
+    for number, stages in enumerate(written.languages):
+        for index, name in enumerate(stages):
+            assert StagePlace.parse(parameters(tmp_path, name)) == StagePlace(written, number, index)
+    assert files(tmp_path / written.encoders[-1]) == files(COMMITTED / "vision_encoder")
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"pipelines": "0"}, "parameter 'pipelines' is '0'; allowed: a whole number from 1 to 8"),
+        ({"pipelines": "two"}, "parameter 'pipelines' is 'two'"),
+        ({"language_stages": "a,a"}, "'language_stages' must list the language models, each once"),
+        ({"language_stage": "b_p3", "pipelines": "2"}, "'language_stage' is 'b_p3'; allowed: one of a, b, a_p2, b_p2"),
+    ],
+)
+def test_ill_formed_parameters_are_refused(values: dict[str, str], complaint: str) -> None:
+    given = {"language_stages": "a,b", "language_stage": "a", **values}
+    with pytest.raises(SettingsError, match=complaint):
+        StagePlace.parse(given)
 
 
 def test_device_for_a_model_of_another_repository_is_refused(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("rules", "files", "regions", "gpu_memory"),
     ("settings", "injection"),
     ("wire", "audit_protocol"),
+    ("pipelines",),
     ("kv_pool", "sampling", "feature_cache", "media", "lora", "exchange"),
     ("attention", "families"),
     ("checkpoint", "prompt"),
@@ -36,7 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 RANK = {group: rank for rank, layer in enumerate(LAYERS) for group in layer}
 BESIDE = {"serve", "deployment", "audit", "example_commands", "embedded", "repository", "repository_command"}
 BESIDE |= {"command_line", "planning"}
-BESIDE_MAY_IMPORT = {*BESIDE, "settings", "wire", "audit_protocol", "errors", "regions"}
+BESIDE_MAY_IMPORT = {*BESIDE, "settings", "wire", "audit_protocol", "errors", "regions", "pipelines"}
 PLANNING_MAY_IMPORT = {*BESIDE_MAY_IMPORT, "injection", "kv_pool", "checkpoint", "stages"}
 
 

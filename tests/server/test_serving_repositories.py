@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
+from deepstack_serving.embedded import EmbeddedServer
 from deepstack_serving.repository import model_names, stage_names, write_repository
 from tests.support.asking import ONE_IMAGE, TEXT, Answer
-from tests.support.raw_client import ask, request
+from tests.support.raw_client import ask, infer, request
 from tests.support.server import is_whole, serving
+
+ASKED = 8
 
 
 @pytest.mark.parametrize(("count", "split"), [(1, ""), (4, "0,1,3")])
@@ -26,3 +33,28 @@ def test_any_number_of_stages_gives_the_same_answers(
             assert tuple(reply.token_ids) == known.ids
             np.testing.assert_allclose(reply.logprobs, known.logprobs, atol=1e-4)
         assert is_whole(server)
+
+
+def test_two_pipelines_share_the_requests(checkpoint: Path, known_answers: list[Answer], tmp_path: Path) -> None:
+    """One language stage each: five models, which all take part, and answer as one pipeline does."""
+    stages = stage_names(1)
+    write_repository(tmp_path / "repository", stages, 2)
+    models = model_names(stages, 2)
+    with serving(checkpoint, tmp_path / "run", tmp_path / "repository", models) as server:
+        with ThreadPoolExecutor(ASKED) as pool:
+            questions = [ONE_IMAGE, TEXT] * (ASKED // 2)
+            replies = list(pool.map(lambda item: ask(server, request(item.text, item.images, logprobs=1)), questions))
+        for reply, known in zip(replies, known_answers[:2] * (ASKED // 2), strict=True):
+            assert tuple(reply.token_ids) == known.ids
+            np.testing.assert_allclose(reply.logprobs, known.logprobs, atol=1e-4)
+        assert is_whole(server)
+        assert all(has_computed_an_image(server, name) for name in models if name.startswith("language"))
+
+
+def has_computed_an_image(server: EmbeddedServer, stage: str) -> bool:
+    """Whether features ever reached it; only prompts with images bring them."""
+    rows = {"input_ids": np.int64, "query_lengths": np.int32, "context_lengths": np.int32, "sample_rows": np.int64}
+    nothing: dict[str, npt.NDArray[Any]] = {name: np.zeros(0, dtype=kind) for name, kind in rows.items()}
+    nothing |= {"position_ids": np.zeros((3, 0), dtype=np.int64)}
+    info = json.loads(infer(server, stage, nothing, ["stage_info"])["stage_info"].tobytes())
+    return "ds_0 cpu" in info["arrivals"]

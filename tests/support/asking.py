@@ -83,8 +83,13 @@ MIXED = (TEXT, ONE_IMAGE, THREE_IMAGES)
 
 def submit(server: LocalServer, ask: Ask, **sampling: Any) -> CollectingReply:
     """Greedy and without an end unless `sampling` says otherwise."""
+    return server.submit(request_inputs(ask, **sampling))
+
+
+def request_inputs(ask: Ask, **sampling: Any) -> dict[str, list[Any]]:
+    """What `submit` sends."""
     chosen = {"max_tokens": NEW_TOKENS, "ignore_eos": True, "logprobs": TOP, "temperature": 0, **sampling}
-    return server.submit({**ask.inputs, "sampling_parameters": [json.dumps(chosen)]})
+    return {**ask.inputs, "sampling_parameters": [json.dumps(chosen)]}
 
 
 def answer(reply: CollectingReply) -> Answer:

@@ -9,7 +9,7 @@ import pytest
 
 from deepstack_client.cli import main
 from deepstack_serving.errors import SettingsError
-from deepstack_serving.repository import model_names, stage_names, stages_of
+from deepstack_serving.repository import model_names, pipelines_of, stage_names
 
 COMMAND = EntryPoint("repository", "deepstack_serving.repository_command:register", "deepstack.commands")
 
@@ -27,7 +27,7 @@ def test_any_number_of_stages_is_written(tmp_path: Path, count: int) -> None:
     folder = tmp_path / "new" / "repository"
     assert write(folder, "--stages", str(count)) == 0
     assert names_in(folder) == set(model_names(stage_names(count)))
-    assert stages_of(folder) == stage_names(count)
+    assert pipelines_of(folder).stages == stage_names(count)
 
 
 def test_it_says_how_to_serve_and_what_to_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,7 +65,7 @@ def test_folder_with_content_is_refused_and_left_alone(tmp_path: Path, capsys: p
     write(tmp_path, "--stages", "3")
     assert write(tmp_path, "--stages", "2") == 1
     assert "is not empty" in capsys.readouterr().err
-    assert stages_of(tmp_path) == stage_names(3)
+    assert pipelines_of(tmp_path).stages == stage_names(3)
 
 
 def test_force_replaces_all_models_of_an_earlier_repository(tmp_path: Path) -> None:
@@ -93,4 +93,4 @@ def test_file_in_the_place_of_the_folder_is_refused(tmp_path: Path, capsys: pyte
 
 def test_folder_without_an_orchestrator_has_no_stages(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="has no parameter 'language_stages'"):
-        stages_of(tmp_path)
+        pipelines_of(tmp_path)

@@ -6,7 +6,7 @@ features, then hidden states and later layers' features out, or logits and the n
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import torch
@@ -49,7 +49,10 @@ ImageRows = tuple[torch.Tensor, torch.Tensor]  # packed rows with image features
 
 
 class LanguageStage:
-    """Loads its own weights and owns the KV pool of its layers."""
+    """Loads its own weights and owns the KV pool of its layers.
+
+    `names` are the language stages of its pipeline, `pipelines` those of all: they may share a GPU's memory.
+    """
 
     def __init__(
         self,
@@ -58,6 +61,7 @@ class LanguageStage:
         plans: tuple[StagePlan, ...],
         names: tuple[str, ...],
         index: int,
+        pipelines: Sequence[tuple[str, ...]] = (),
     ):
         self.plan = plans[index]
         self.contract = checkpoint.contract
@@ -69,7 +73,7 @@ class LanguageStage:
         self._placeholder_ids = self._family.placeholder_ids(checkpoint.config)
         self._vocabulary = int(checkpoint.config.text_config.vocab_size)
         self._model = load_language_stage(checkpoint, self.plan, self.device, ATTENTION)
-        self._pool = self._make_pool(settings, checkpoint, plans, names)
+        self._pool = self._make_pool(settings, checkpoint, plans, pipelines or (names,))
         self._settings = settings
         self.runs_paged = on_gpu = self.device != "cpu"
         self._door = ExchangeDoor(self.plan.index, self.plan.count, row_bytes(self.contract), on_gpu=on_gpu)
@@ -92,7 +96,11 @@ class LanguageStage:
             self.capture(CudaRecorder(self.device))
 
     def _make_pool(
-        self, settings: Settings, checkpoint: Checkpoint, plans: tuple[StagePlan, ...], names: tuple[str, ...]
+        self,
+        settings: Settings,
+        checkpoint: Checkpoint,
+        plans: tuple[StagePlan, ...],
+        pipelines: Sequence[tuple[str, ...]],
     ) -> KVPool:
         shape = kv_shape(checkpoint.config.text_config, checkpoint.dtype)
         tokens = settings.kv_pool_tokens or CPU_POOL_TOKENS
@@ -100,7 +108,10 @@ class LanguageStage:
         if self.device != "cpu" and not settings.kv_pool_tokens:
             memory = torch.cuda.get_device_properties(self.device).total_memory * settings.kv_memory_fraction
             sharing = [
-                plan for plan, name in zip(plans, names, strict=True) if stage_device(settings, name) == self.device
+                plan
+                for names in pipelines
+                for plan, name in zip(plans, names, strict=True)
+                if stage_device(settings, name) == self.device
             ]
             layers = sum(plan.end_layer - plan.first_layer for plan in sharing)
             blocks = blocks_for_memory(memory, layers, settings.block_size, shape)

@@ -70,13 +70,13 @@ class Encoded:
 class VisionStage:
     """Loads the vision modules only."""
 
-    def __init__(self, settings: Settings, checkpoint: Checkpoint) -> None:
+    def __init__(self, settings: Settings, checkpoint: Checkpoint, name: str = VISION_ENCODER) -> None:
         self.interface = vision_interface(checkpoint.contract)
-        self.device = stage_device(settings, VISION_ENCODER)
+        self.device = stage_device(settings, name)
         check_execution(settings, self.device)
         limit_cpu_threads(settings, self.device)
         self.info = StageInfo(
-            VISION_ENCODER, checkpoint.fingerprint, checkpoint.contract.dtype, self.device, StageInfo.new_instance()
+            name, checkpoint.fingerprint, checkpoint.contract.dtype, self.device, StageInfo.new_instance()
         )
         self._family, self._dtype = checkpoint.family, checkpoint.dtype
         self._limits, self._video_limits = image_limits(settings), video_limits(settings)
