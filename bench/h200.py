@@ -96,6 +96,7 @@ def _parse() -> argparse.Namespace:
 def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--triton", type=Path, metavar="DIR", help="the server's unpacked parts; default: the wheel's")
     parser.add_argument("--stages", type=counts, default=(2,), metavar="1,2", help="language stages, a server for each")
+    parser.add_argument("--pipelines", type=int, default=1, metavar="N", help="of encoder and language stages")
     parser.add_argument("--devices", metavar="MODEL=cuda:N,...", help="as the setting 'devices'")
     parser.add_argument("--setting", type=variable, action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--server-argument", action="append", default=[], metavar="ARGUMENT", help="of tritonserver")

@@ -94,7 +94,8 @@ class Benchmark:
         for stages in self._arguments.stages:
             plan = self._server_plan(stages, settings)
             command = Command.of_module("server", "bench.gpu.server_arm", [plan.as_json()], _LIMITS_S["server"])
-            made.append((command, {"stages": stages, "settings": settings, "chosen": chosen}))
+            about = {"stages": stages, "pipelines": plan.pipelines, "settings": settings, "chosen": chosen}
+            made.append((command, about))
         return made
 
     def _server_plan(self, stages: int, settings: dict[str, str]) -> ServerPlan:
@@ -102,6 +103,7 @@ class Benchmark:
         return ServerPlan(
             checkpoint=str(self._checkpoint),
             stages=stages,
+            pipelines=given.pipelines,
             settings=settings,
             image_side_px=self._shape.image_side_px,
             image_tokens=self._shape.image_tokens,

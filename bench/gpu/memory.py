@@ -16,11 +16,11 @@ _BLOCKS = "deepstack_kv_blocks_total"
 _CALL_LIMIT_S = 30.0
 
 
-def planned_bytes(settings: Settings, stages: int, kv_tokens: int) -> dict[str, int]:
-    """Weights of the encoder and all stages, and the KV pools of all layers."""
+def planned_bytes(settings: Settings, stages: int, pipelines: int, kv_tokens: int) -> dict[str, int]:
+    """Weights of the encoders and all stages, and the KV pools of all layers."""
     checkpoint = open_checkpoint(settings.checkpoint, settings.dtype)
     plans = plan_stages(checkpoint.layer_count, stages, settings.split_points, checkpoint.deepstack_layers)
-    weights = sum(stage_bytes(checkpoint, plan) for plan in (None, *plans))
+    weights = pipelines * sum(stage_bytes(checkpoint, plan) for plan in (None, *plans))
     per_token = checkpoint.layer_count * _kv_bytes(checkpoint)
     return {"weights": weights, "kv_pool": kv_tokens * per_token, "kv_bytes_per_token": per_token}
 

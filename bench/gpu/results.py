@@ -38,6 +38,10 @@ class Arm:
         return int(self.record.get("stages", 0))
 
     @property
+    def pipelines(self) -> int:
+        return int(self.record.get("pipelines", 1))
+
+    @property
     def gpus(self) -> int:
         """How many GPUs the settings name; one where they name none."""
         settings = self.record.get("settings", {})
@@ -49,6 +53,7 @@ class Arm:
         """The server's stages and GPUs and those settings that the benchmark did not choose by itself."""
         chosen = self.record.get("chosen", {})
         parts = [f"{self.stages} language stage{'s' * (self.stages > 1)}", f"{self.gpus} GPU{'s' * (self.gpus > 1)}"]
+        parts += [f"{self.pipelines} pipelines"] if self.pipelines > 1 else []
         return ", ".join([*parts, *(f"{key}={value}" for key, value in chosen.items())])
 
     def phases(self) -> dict[str, Any]:
@@ -85,8 +90,8 @@ class Results:
 
     def measured(self, target: Target) -> float | None:
         """A target's figure as the server with its stages and GPUs has it."""
-        servers = (arm for arm in self.named(SERVER) if (arm.stages, arm.gpus) == (target.stages, target.gpus))
-        return _last(target, servers)
+        wanted = (target.stages, target.gpus, target.pipelines)
+        return _last(target, (arm for arm in self.named(SERVER) if (arm.stages, arm.gpus, arm.pipelines) == wanted))
 
     @property
     def floor_ms(self) -> float | None:

@@ -37,6 +37,7 @@ class ServerPlan:
 
     checkpoint: str
     stages: int
+    pipelines: int
     settings: dict[str, str]
     image_side_px: int
     image_tokens: int | None
@@ -69,9 +70,9 @@ class ServerArm:
         self._repository = folder / "repository"
         self._requests = Requests(folder / "pictures", plan.image_side_px, plan.output_tokens)
         self._settings: Settings = load_settings({**os.environ, **plan.environment()})
-        self._models = model_names(stage_names(plan.stages))
+        self._models = model_names(stage_names(plan.stages), plan.pipelines)
         self._idle_bytes = used_bytes()
-        write_repository(self._repository, stage_names(plan.stages))
+        write_repository(self._repository, stage_names(plan.stages), plan.pipelines)
         (folder / "pictures").mkdir()
 
     def run(self) -> None:
@@ -184,7 +185,7 @@ class ServerArm:
 
     def _memory(self, server: EmbeddedServer) -> dict[str, Any]:
         tokens = memory.kv_blocks(server.metrics_address) * self._settings.block_size
-        planned = memory.planned_bytes(self._settings, self._plan.stages, tokens)
+        planned = memory.planned_bytes(self._settings, self._plan.stages, self._plan.pipelines, tokens)
         if not gpus():
             return {**planned, "kv_tokens": tokens}
         used = used_bytes() - self._idle_bytes

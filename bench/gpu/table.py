@@ -71,7 +71,7 @@ def _target_row(target: Target, results: Results) -> list[object]:
 
 def _two_gpus_row(target: Target, results: Results) -> list[object] | None:
     """How many times the throughput of one GPU; no line where two were not measured."""
-    two, one = results.measured(target), results.measured(replace(target, gpus=1))
+    two, one = results.measured(target), results.measured(replace(target, gpus=1, pipelines=1))
     if two is None:
         return None
     ratio = two / one if one else None

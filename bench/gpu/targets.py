@@ -14,7 +14,7 @@ FIRST_OVER_FLOOR, AIM_OVER_FLOOR = 1.8, 1.3
 class Target:
     """One line of the table: `phase` and `key` (a dotted path) name the figure in an arm's phases.
 
-    `stages` and `gpus` say of which server. Where `higher` a larger figure is better.
+    `stages`, `gpus` and `pipelines` say of which server. Where `higher` a larger figure is better.
     """
 
     label: str
@@ -25,6 +25,7 @@ class Target:
     higher: bool = False
     stages: int = 2
     gpus: int = 1
+    pipelines: int = 1
     scale: float = 1.0
 
     def value(self, phases: Mapping[str, Any]) -> float | None:
@@ -65,10 +66,11 @@ TARGETS_8B = (
     Target("start-up to ready, warm cache of compiled code, s", WARM_START, "seconds", 120, 45),
     Target("GPU memory beyond weights and KV pool, GB", "memory under load", "beyond", 4, 2.5, scale=_GB),
 )
-TWO_GPUS = (
+_TWO = (
     Target("two GPUs over one, 64 at once, image", _IMAGE_64, _RATE, 1.5, 1.8, higher=True, gpus=2),
     Target("two GPUs over one, 64 at once, text", _TEXT_64, _RATE, 1.5, 1.8, higher=True, gpus=2),
 )
+TWO_GPUS = (*_TWO, *(replace(line, label=f"{line.label}, two pipelines", pipelines=2) for line in _TWO))
 _PER_TOKEN_TEXT = Target("time per output token, 1 client, text, ms", _TEXT, _TPOT, None, None)
 
 

@@ -138,6 +138,17 @@ def test_two_gpus_are_compared_with_one() -> None:
     assert "1.70" in line and "first target met" in line
 
 
+def test_pipelines_are_a_line_of_their_own() -> None:
+    devices = "vision_encoder=cuda:0,vision_encoder_p2=cuda:1"
+    two = {**server(many(64, 1600.0), devices=devices), "pipelines": 2}
+    one = {**server(many(64, 1400.0), devices=devices), "pipelines": 1}
+    lines = report([run(server(many(64, 1000.0)), two, one)]).splitlines()
+    shown = {line.split("|")[1].strip(): line for line in lines if "two GPUs over one" in line}
+    assert "1.60" in shown["two GPUs over one, 64 at once, image, two pipelines"]
+    assert "1.40" in shown["two GPUs over one, 64 at once, image"]
+    assert any("2 GPUs, 2 pipelines" in line for line in lines if line.startswith("### Server"))
+
+
 def test_runs_of_several_files_are_joined_by_shape(tmp_path: Path) -> None:
     for name, shape in (("a", "8b"), ("b", "2b"), ("c", "8b")):
         (tmp_path / name).write_text(json.dumps({"runs": [run(shape=shape)]}))

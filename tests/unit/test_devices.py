@@ -16,7 +16,7 @@ from deepstack_serving.injection import plan_stages
 from deepstack_serving.kv_pool import KVPool, KVShape
 from deepstack_serving.settings import parse_settings
 from deepstack_serving.stages import loading
-from deepstack_serving.stages.device import stage_device
+from deepstack_serving.stages.device import layers_on, stage_device
 from deepstack_serving.stages.loading import load_language_stage, load_vision_stage
 
 GIBIBYTE = 2**30
@@ -100,3 +100,14 @@ def test_load_that_fails_for_another_reason_says_so(monkeypatch: pytest.MonkeyPa
     failing_load(monkeypatch, RuntimeError("issues during automatic conversion"), free=2**40)
     with pytest.raises(RuntimeError, match="issues during automatic conversion"):
         load_vision_stage(opened, "cuda:0")
+
+
+def test_stages_of_all_pipelines_on_a_gpu_share_its_memory(monkeypatch: pytest.MonkeyPatch, checkpoint: Path) -> None:
+    with_gpus(monkeypatch, 2)
+    plans = plan_stages(36, 2, (8,), (0, 1, 2))
+    pipelines = (("early", "late"), ("early_p2", "late_p2"))
+    crossed = "early=cuda:0,late=cuda:1,early_p2=cuda:1,late_p2=cuda:0"
+    for devices, first, second in (("", 72, 0), (crossed, 36, 36), ("early=cuda:1", 64, 8)):
+        settings = parse_settings({"checkpoint": str(checkpoint), "devices": devices})
+        assert layers_on("cuda:0", settings, plans, pipelines) == first
+        assert layers_on("cuda:1", settings, plans, pipelines) == second

@@ -9,6 +9,7 @@ import pytest
 
 from deepstack_client.cli import main
 from deepstack_serving.errors import SettingsError
+from deepstack_serving.pipelines import Pipelines
 from deepstack_serving.repository import model_names, pipelines_of, stage_names
 
 COMMAND = EntryPoint("repository", "deepstack_serving.repository_command:register", "deepstack.commands")
@@ -40,6 +41,17 @@ def test_it_says_how_to_serve_and_what_to_set(tmp_path: Path, capsys: pytest.Cap
     assert f"DEEPSTACK_DEVICES={devices}" in printed
 
 
+def test_pipelines_begin_each_on_a_gpu_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert write(tmp_path / "two", "--pipelines", "2") == 0
+    assert pipelines_of(tmp_path / "two") == Pipelines(stage_names(2), 2)
+    first = "vision_encoder=cuda:0,language_early=cuda:0,language_late=cuda:1"
+    second = "vision_encoder_p2=cuda:1,language_early_p2=cuda:1,language_late_p2=cuda:0"
+    assert f"DEEPSTACK_DEVICES={first},{second}\n" in capsys.readouterr().out
+    write(tmp_path / "whole", "--stages", "1", "--pipelines", "2")
+    devices = "vision_encoder=cuda:0,language=cuda:0,vision_encoder_p2=cuda:1,language_p2=cuda:1"
+    assert f"DEEPSTACK_DEVICES={devices}\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "words", [["--split", "3,5"], ["--stages", "4", "--split", "3"], ["--stages", "1", "--split", "3"]]
 )
@@ -52,7 +64,14 @@ def test_split_of_another_length_is_refused(
 
 
 @pytest.mark.parametrize(
-    "words", [["--stages", "0"], ["--stages", "9"], ["--stages", "3", "--split", "5,3"], ["--split", "-1"]]
+    "words",
+    [
+        ["--stages", "0"],
+        ["--pipelines", "9"],
+        ["--stages", "9"],
+        ["--stages", "3", "--split", "5,3"],
+        ["--split", "-1"],
+    ],
 )
 def test_ill_formed_arguments_are_wrong_usage(tmp_path: Path, words: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
 from deepstack_serving.errors import SettingsError, StageError, UnavailableError
 from deepstack_serving.gpu_memory import free_bytes, in_gibibytes, trim_stacks
+from deepstack_serving.injection import StagePlan
 from deepstack_serving.settings import Settings, spare_gpu_memory
 
 
@@ -23,6 +24,13 @@ def stage_device(settings: Settings, model_name: str) -> str:
         key = "devices" if model_name in dict(settings.devices) else "device"
         raise SettingsError(f"setting {key!r} places {model_name!r} on {wanted}, but {_there_are(count)}")
     return wanted
+
+
+def layers_on(device: str, settings: Settings, plans: Sequence[StagePlan], pipelines: Sequence[Sequence[str]]) -> int:
+    """Decoder layers on a device, of the language stages of all pipelines: they share what it has for KV pools."""
+    placed = [(plan, name) for names in pipelines for plan, name in zip(plans, names, strict=True)]
+    sharing = [plan for plan, name in placed if stage_device(settings, name) == device]
+    return sum(plan.end_layer - plan.first_layer for plan in sharing)
 
 
 def use_device(device: str) -> None:

@@ -26,7 +26,7 @@ from deepstack_serving.settings import Settings
 from deepstack_serving.stages.burst import run_burst
 from deepstack_serving.stages.call import LanguageCall, Tensors, check_placeholders, check_token_ids, parse_call
 from deepstack_serving.stages.cpu_threads import limit_cpu_threads
-from deepstack_serving.stages.device import stage_device
+from deepstack_serving.stages.device import layers_on, stage_device
 from deepstack_serving.stages.info import StageInfo
 from deepstack_serving.stages.layout import packed_step, step_rows
 from deepstack_serving.stages.loading import load_language_stage
@@ -107,13 +107,7 @@ class LanguageStage:
         blocks = -(-tokens // settings.block_size)
         if self.device != "cpu" and not settings.kv_pool_tokens:
             memory = torch.cuda.get_device_properties(self.device).total_memory * settings.kv_memory_fraction
-            sharing = [
-                plan
-                for names in pipelines
-                for plan, name in zip(plans, names, strict=True)
-                if stage_device(settings, name) == self.device
-            ]
-            layers = sum(plan.end_layer - plan.first_layer for plan in sharing)
+            layers = layers_on(self.device, settings, plans, pipelines)
             blocks = blocks_for_memory(memory, layers, settings.block_size, shape)
         if blocks < 1:
             raise SettingsError("setting 'kv_memory_fraction' leaves no memory for a single KV block")
