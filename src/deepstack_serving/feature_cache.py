@@ -49,6 +49,11 @@ class FeatureCache(Generic[Value]):
             self._entries.move_to_end(key)
             return entry[0]
 
+    def __contains__(self, key: str) -> bool:
+        """Whether `get` would find it; that is no use of it."""
+        with self._lock:
+            return key in self._entries
+
     def put(self, key: str, value: Value, nbytes: int) -> None:
         """Keep `value`, which occupies `nbytes`, in place of what `key` had; what exceeds the capacity is not kept."""
         if nbytes < 1:

@@ -60,7 +60,7 @@ def _best(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     cut into parts, for programs side by side.
     """
     rows, vocabulary = logits.shape
-    if rows > 1 or not torch.compiler.is_compiling():
+    if rows != 1 or not torch.compiler.is_compiling():
         best = logits.max(-1)
         return best.values, best.indices
     width = -(-vocabulary // _PARTS)

@@ -48,6 +48,13 @@ def test_coming_images_are_decoded_once_and_change_nothing(checkpoint: Path, dec
     assert decoded == [FIRST, SECOND, THIRD]
 
 
+def test_an_image_of_the_call_itself_is_not_decoded_again(checkpoint: Path, decoded: list[bytes]) -> None:
+    stage = LocalPort(local_settings(checkpoint), STAGE_NAMES[1]).vision
+    encode(stage, FIRST, coming=(FIRST, SECOND))
+    encode(stage, SECOND)
+    assert decoded == [FIRST, SECOND]
+
+
 def test_images_with_features_in_the_cache_are_not_decoded(checkpoint: Path, decoded: list[bytes]) -> None:
     stage = LocalPort(local_settings(checkpoint), STAGE_NAMES[1]).vision
     encode(stage, SECOND)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
@@ -9,12 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from deepstack_serving.checkpoint import open_checkpoint
 from deepstack_serving.engine.encoder import Done, Encoder
-from deepstack_serving.engine.sequence import Sequence
-from deepstack_serving.errors import InvalidRequestError
+from deepstack_serving.engine.sequence import Sequence, Status
+from deepstack_serving.errors import DeepstackError, InvalidRequestError, StageError
 from deepstack_serving.media import MediaFiles
 from tests.support.asking import Answer, Ask, answer, ask_alone, ask_together, picture, submit
 from tests.support.local import Change, CollectingReply, LocalPort, LocalServer, keep, local_settings, zero_deepstack
+from tests.support.sequences import sequence
 
 ASKS = (
     Ask("describe the image", (picture(100, 70, 1),)),
@@ -166,6 +170,80 @@ def test_a_call_names_the_images_of_the_next_one(checkpoint: Path, monkeypatch: 
             assert isinstance(server.port, DevicePort)
             assert [list(named) for named in server.port.coming] == expected
         assert largest_difference(together, alone) < TOLERANCE
+
+
+def encoder_of(checkpoint: Path, port: LocalPort) -> Encoder:
+    made = BatchingEncoder(port, open_checkpoint(checkpoint), 1)
+    made.tokens = 40
+    return made
+
+
+def with_image(tokens: int, image: bytes) -> Sequence:
+    made = sequence(tokens, 5, files=(image,))
+    made.status = Status.ENCODING
+    return made
+
+
+class Refusing(LocalPort):
+    """Notes what calls name, and refuses those that name coming images, or all."""
+
+    def __init__(self, error: type[DeepstackError] | None = None, always: bool = False) -> None:
+        self.calls: list[tuple[tuple[bytes, ...], tuple[bytes, ...]]] = []
+        self._error, self._always = error, always
+
+    def call_encoder(self, files: MediaFiles, outputs: SequenceOf[str]) -> dict[str, torch.Tensor]:
+        self.calls.append((files.images, files.coming))
+        if self._error and (files.coming or self._always):
+            raise self._error("refused")
+        return {name: torch.zeros(0) for name in outputs}
+
+
+def run_all(encoder: Encoder, *sequences: Sequence) -> dict[Sequence, object]:
+    results: dict[Sequence, object] = {}
+    encoder.enqueue(sequences, results.__setitem__)
+    while encoder.waiting:
+        encoder.run_next()
+    return results
+
+
+def test_requests_that_ended_are_not_named(checkpoint: Path) -> None:
+    first, ended, live = (with_image(40, image) for image in (b"a", b"b", b"c"))
+    ended.status = Status.FINISHED
+    port = Refusing()
+    run_all(encoder_of(checkpoint, port), first, ended, live)
+    assert port.calls == [((b"a",), (b"c",)), ((b"c",), ())]
+
+
+def test_coming_images_are_let_go_with_the_last_call(checkpoint: Path) -> None:
+    first, later = with_image(40, b"a"), with_image(40, b"b")
+    port = Refusing()
+    encoder = encoder_of(checkpoint, port)
+    encoder.enqueue([first], lambda *_: None, [later])
+    encoder.run_next()
+    assert port.calls == [((b"a",), (b"b",))]
+    gone = weakref.ref(later)
+    del later
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize(("error", "calls"), [(StageError, 2), (InvalidRequestError, 1)])
+def test_what_coming_images_do_to_a_call_is_not_the_requests_error(
+    checkpoint: Path, error: type[DeepstackError], calls: int
+) -> None:
+    """Tried again without them, unless it says what is wrong with the request."""
+    port = Refusing(error)
+    first, later = with_image(40, b"a"), with_image(40, b"b")
+    run_all(encoder_of(checkpoint, port), first, later)
+    assert [images for images, _ in port.calls].count((b"a",)) == calls
+
+
+def test_a_video_has_the_decoders_for_itself(checkpoint: Path) -> None:
+    film, later = with_image(40, b"a"), with_image(40, b"b")
+    film.files = MediaFiles(videos=(b"film",))
+    port = Refusing()
+    run_all(encoder_of(checkpoint, port), film, later)
+    assert port.calls[0] == ((), ())
 
 
 def test_one_broken_image_is_its_own_requests_error(

@@ -53,7 +53,7 @@ class LocalPort:
         self.steps: list[tuple[str, int]] = []  # of each call, with its model
         self.most_at_once = self._at_once = 0
         self._counting = threading.Lock()
-        self._busy = {name: threading.Lock() for name in names}  # a model takes one call at a time
+        self._busy = {name: threading.Lock() for name in (VISION_ENCODER, *names)}  # a model takes one call at a time
         self.refusals: list[DeepstackError] = []
 
     def call(self, model: str, inputs: Mapping[str, Any], outputs: SequenceOf[str]) -> dict[str, torch.Tensor]:
@@ -83,7 +83,8 @@ class LocalPort:
                 self._at_once -= 1
 
     def call_encoder(self, files: MediaFiles, outputs: SequenceOf[str]) -> dict[str, torch.Tensor]:
-        results = self.vision.run(files, outputs)
+        with self._busy[VISION_ENCODER]:
+            results = self.vision.run(files, outputs)
         return {name: self.change(VISION_ENCODER, name, tensor) for name, tensor in results.items()}
 
     def array(self, handle: torch.Tensor) -> Array:

@@ -15,6 +15,7 @@ from PIL import Image, ImageOps
 from deepstack_serving.errors import InvalidRequestError
 from deepstack_serving.media import Decoding, ImageLimits, decode, in_batches, probe
 from deepstack_serving.media.colours import to_rgb
+from deepstack_serving.media.decoding import MOST_EXPECTED
 
 LIMITS = ImageLimits(max_pixels=100_000, max_bytes=1_000_000)
 ORIENTATION_TAG = 0x0112
@@ -222,6 +223,50 @@ def test_no_more_expected_pixels_are_kept_than_one_file_may_have() -> None:
         decoding.expect(files)
         pool.submit(int).result()
     assert seen.widths == [4, 5]
+
+
+def test_a_file_counts_once_and_small_ones_as_what_they_are_enlarged_to() -> None:
+    seen, wide = Seen(), [saved(noise(10, width, 3), "PNG") for width in (6, 4)]
+    with ThreadPoolExecutor(1) as pool:
+        decoding = Decoding(pool, ImageLimits(max_pixels=100, max_bytes=1 << 20), seen)
+        decoding.expect([wide[0], wide[0], wide[1]])
+        pool.submit(int).result()
+        assert seen.widths == [6, 4]
+    many, seen = [saved(noise(1, width, 3), "PNG") for width in range(20, 90)], Seen()
+    with ThreadPoolExecutor(1) as pool:
+        Decoding(pool, LIMITS, seen).expect(many)
+        pool.submit(int).result()
+    assert len(seen.widths) == MOST_EXPECTED
+
+
+def test_no_more_bytes_of_files_are_kept_than_one_may_have() -> None:
+    seen, files = Seen(), [saved(noise(9, width, 3), "PNG") for width in (9, 10, 11)]
+    with ThreadPoolExecutor(1) as pool:
+        decoding = Decoding(pool, ImageLimits(max_pixels=10_000, max_bytes=len(files[0]) + len(files[1])), seen)
+        decoding.expect(files)
+        pool.submit(int).result()
+    assert seen.widths == [9, 10]
+
+
+def test_what_is_no_longer_expected_holds_nothing_up() -> None:
+    held, begun = threading.Event(), threading.Event()
+    seen: list[int] = []
+
+    def hold_first(picture: Image.Image) -> int:
+        seen.append(picture.width)
+        begun.set()
+        assert held.wait(60)
+        return picture.width
+
+    files = [saved(noise(9, width, 3), "PNG") for width in (9, 10, 11)]
+    with ThreadPoolExecutor(1) as pool:
+        decoding = Decoding(pool, LIMITS, hold_first)
+        decoding.expect(files)
+        assert begun.wait(60)
+        decoding.forget_all_but([files[2]])
+        held.set()
+        assert list(decoding.each({0: files[2]})) == [(0, 11)]
+    assert seen == [9, 11]
 
 
 def test_bad_file_that_was_expected_is_named_by_the_call_that_asks_for_it() -> None:

@@ -173,3 +173,8 @@ def test_a_single_row_is_chosen_alike_in_compiled_code(vocabulary: int, case: st
     assert compiled.ids.tolist() == plain.ids.tolist() == ([-1] if case in ("nan", "infinite") else [logits.argmax()])
     assert torch.equal(compiled.logprobs.isnan(), plain.logprobs.isnan())
     assert case in ("nan", "infinite") or torch.equal(compiled.logprobs, plain.logprobs)
+
+
+def test_no_row_is_chosen_alike_in_compiled_code() -> None:
+    compiled = torch.compile(choose, backend="eager", dynamic=False)(torch.zeros(0, 300), None)
+    assert compiled.ids.shape == compiled.logprobs.shape == (0,)

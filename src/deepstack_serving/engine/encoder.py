@@ -19,7 +19,7 @@ import numpy as np
 from deepstack_serving.checkpoint import Checkpoint
 from deepstack_serving.engine.ports import Array, StagePort
 from deepstack_serving.engine.sequence import EncodedBatch, Features, Sequence, Status
-from deepstack_serving.errors import CancelledError, DeepstackError, StageError
+from deepstack_serving.errors import CancelledError, DeepstackError, InvalidRequestError, StageError
 from deepstack_serving.families.base import Positions
 from deepstack_serving.media import MediaFiles
 from deepstack_serving.wire import IMAGE_GRID, IMAGE_TOKENS, VIDEO_GRID, VIDEO_TOKENS, deepstack_name
@@ -112,10 +112,14 @@ class Encoder:
         sequences: list[Sequence] = []
         tokens = 0
         for sequence in (*(item.sequence for item in self._waiting), *self._coming):
+            if sequence.status is Status.FINISHED:
+                continue
             tokens += sequence.prompt_tokens
             if tokens > self.batch_tokens:
                 break
             sequences.append(sequence)
+        if not self._waiting:  # what follows comes with the next submit, which may never be
+            self._coming = ()
         return sequences
 
     def _fits(self, first: Sequence, tokens: int, further: Sequence) -> bool:
@@ -124,11 +128,13 @@ class Encoder:
         return tokens + further.prompt_tokens <= self.batch_tokens and alike and not has_videos
 
     def _results(self, sequences: list[Sequence], coming: list[Sequence]) -> dict[Sequence, Features | DeepstackError]:
-        """A call that fails is made again for each request alone, so that one's bad image stays its own."""
+        """A call that fails is made again for each request alone, so that one's bad image stays its own, and so that
+        images that only follow end none.
+        """
         try:
             return dict(zip(sequences, self._encode(sequences, coming) if sequences else (), strict=True))
         except DeepstackError as error:
-            if len(sequences) == 1:
+            if len(sequences) == 1 and (not coming or isinstance(error, InvalidRequestError)):
                 return {sequences[0]: error}
         alone: dict[Sequence, Features | DeepstackError] = {}
         for sequence in sequences:
@@ -169,9 +175,10 @@ class Encoder:
 
 
 def _joined_files(sequences: list[Sequence], coming: Iterable[Sequence]) -> MediaFiles:
-    """Of requests without videos, or of one alone."""
-    images, later = (tuple(image for item in items for image in item.files.images) for items in (sequences, coming))
+    """Of requests without videos, or of one alone; a video has the encoder's threads for itself."""
     first = sequences[0].files
+    named = () if first.videos else coming
+    images, later = (tuple(image for item in items for image in item.files.images) for items in (sequences, named))
     return MediaFiles(images, first.videos, first.sampling, later)
 
 

@@ -12,6 +12,7 @@ from deepstack_serving.errors import InvalidRequestError
 from deepstack_serving.media.image_file import ImageLimits, decode, naming, probe
 
 T = TypeVar("T")
+MOST_EXPECTED = 16
 
 
 class Decoding(Generic[T]):
@@ -33,29 +34,39 @@ class Decoding(Generic[T]):
                     result = future.result()
                 yield number, result
         finally:
-            for future in futures.values():
-                future.cancel()
+            _cancel(futures.values())
 
     def expect(self, files: Iterable[bytes]) -> None:
         """Begin with files that a later `each` will probably ask for, and drop those that none has asked for.
 
-        No more of them are kept than have as many pixels together as one file may have.
+        They have no more pixels and bytes together than one file may have, and are no more than MOST_EXPECTED, as small
+        ones may be enlarged.
         """
         before, self._expected = self._expected, {}
-        room = self._limits.max_pixels
-        for data in files:
+        pixels, size = self._limits.max_pixels, self._limits.max_bytes
+        for data in dict.fromkeys(files):
             try:
-                room -= probe(data, self._limits).pixels
+                pixels, size = pixels - probe(data, self._limits).pixels, size - len(data)
             except InvalidRequestError:  # the call that asks for it says so
                 continue
-            if room < 0:
+            if pixels < 0 or size < 0 or len(self._expected) == MOST_EXPECTED:
                 break
-            if data not in self._expected:
-                self._expected[data] = self._future(data, before)
-        for future in before.values():
-            future.cancel()
+            self._expected[data] = self._future(data, before)
+        _cancel(before.values())
+
+    def forget_all_but(self, files: Iterable[bytes]) -> None:
+        """Drop what was expected and is not among these, before it holds them up."""
+        kept, before = set(files), self._expected
+        self._expected = {data: future for data, future in before.items() if data in kept}
+        _cancel(future for data, future in before.items() if data not in kept)
 
     def _future(self, data: bytes, begun: dict[bytes, Future[T]]) -> Future[T]:
         if data in begun:
             return begun.pop(data)
         return self._pool.submit(lambda: self._finish(decode(data, self._limits)))
+
+
+def _cancel(futures: Iterable[Future[T]]) -> None:
+    """Those that have not begun."""
+    for future in futures:
+        future.cancel()

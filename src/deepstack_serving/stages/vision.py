@@ -112,7 +112,7 @@ class VisionStage:
         """Features of the images, in order, then of the videos, packed, with their grids and token counts."""
         if self.info.answers(wanted):
             return {STAGE_INFO.name: self.info.to_tensor()}
-        images = self._encode_images(read_each("image", files.images, raw_bytes), files.coming)
+        images = self._encode_images(read_each("image", files.images, raw_bytes), () if files.videos else files.coming)
         raw_videos = read_each("video", files.videos, raw_video)
         videos = [self._encode_video(index, file, files) for index, file in enumerate(raw_videos)]
         outputs = {
@@ -134,6 +134,8 @@ class VisionStage:
         for number, key in enumerate(keys):
             if key not in found:
                 missing.setdefault(key, number)
+        later = list(_readable(coming))
+        self._decoding.forget_all_but([*files, *later])
         fresh: dict[int, Encoded] = {}
         for batch in in_batches({number: files[number] for number in missing.values()}, self._limits):
             fitted = self._decoding.each(batch)
@@ -141,7 +143,7 @@ class VisionStage:
                 inputs = self._processing.assemble([item.picture for item in group], self.device, self._dtype)
                 images = self._encode(inputs, inputs[IMAGE_GRID.name], self._processing.token_counts(inputs))
                 fresh |= {item.number: image for item, image in zip(group, images, strict=True)}
-        self._decoding.expect(file for file in _readable(coming) if self._cache.get(self._key(file)) is None)
+        self._decoding.expect(file for file in later if (key := self._key(file)) not in keys and key not in self._cache)
         _check_finite(list(fresh.values()))
         for key, number in missing.items():
             found[key] = fresh[number]
