@@ -16,7 +16,7 @@ from deepstack_serving.engine.encode_queue import EncodeQueue
 from deepstack_serving.engine.sequence import Sequence
 from deepstack_serving.errors import InvalidRequestError, StageError
 from deepstack_serving.stages.call import LanguageCall
-from tests.support.asking import MIXED, ONE_IMAGE, TEXT, Answer, answer, ask_together, submit
+from tests.support.asking import MIXED, ONE_IMAGE, TEXT, Answer, Ask, answer, ask_together, submit
 from tests.support.local import LocalServer, keep, local_settings, zero_deepstack
 
 LINKING, PLAIN = 4, 1  # decode steps a call: with more than one of them stages may be called at once
@@ -42,10 +42,12 @@ def test_linked_steps_equal_steps_from_stage_to_stage(checkpoint: Path, stages: 
 
 @pytest.mark.parametrize("stages", [2, 4])
 def test_groups_link_their_steps_over_memory_of_their_own(checkpoint: Path, stages: int) -> None:
-    plain, _ = answers_of(checkpoint, stages, PLAIN)
+    asks = [Ask(f"{word} " * 120) for word in ("count", "read")]  # steps of text, which are linked at any split
+    with LocalServer(local_settings(checkpoint, prefill_token_budget=100), stages, held=True) as server:
+        plain = ask_together(server, asks)
     settings = local_settings(checkpoint, decode_steps_per_call=LINKING, prefill_token_budget=100, micro_batches=2)
     with LocalServer(settings, stages, held=True) as server:
-        answers = ask_together(server, MIXED)
+        answers = ask_together(server, asks)
         memories = {bursts._exchange.path for bursts in server.orchestrator.engine._pipeline._bursts.values()}
         assert any("exchange" in inputs for _, inputs in server.port.calls)
     assert [item.ids for item in answers] == [item.ids for item in plain]

@@ -93,8 +93,16 @@ def test_a_reply_that_cannot_be_sent_is_open_no_longer(door: SharedDoor, pipelin
     reply.is_broken = True
     with pytest.raises(RuntimeError):
         pipelines[0].replies[0].send(LAST, final=True)
-    submit(door, 1)
-    assert held(pipelines) == [2, 0, 0]
+    assert [member.open_requests for member in door._members] == [0, 0, 0]
+
+
+def test_requests_one_after_the_other_go_round(door: SharedDoor, pipelines: list[Holding]) -> None:
+    for _ in range(4):
+        submit(door, 1)
+        for pipeline in pipelines:
+            for reply in pipeline.replies:
+                reply.send(LAST, final=True)
+    assert held(pipelines) == [2, 1, 1]
 
 
 def test_pipelines_that_are_not_healthy_are_passed_over(door: SharedDoor, pipelines: list[Holding]) -> None:

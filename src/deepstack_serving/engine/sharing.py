@@ -1,4 +1,4 @@
-"""One door to several pipelines: each request goes to the one that has the fewest, and stays there."""
+"""One door to several pipelines: each request goes to the one that has the fewest open, and stays there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from deepstack_serving.errors import DeepstackError
 
 class SharedDoor:
     """Orchestrators of the same checkpoint, each with stages of its own. One that is not healthy gets requests only
-    where none is.
+    where none is; of equals, the one that had the fewest so far.
     """
 
     def __init__(self, orchestrators: Iterable[Orchestrator]) -> None:
@@ -39,7 +39,7 @@ class SharedDoor:
     def submit(self, inputs: Mapping[str, list[Any]], parameters: Mapping[str, Any], reply: ReplyPort) -> None:
         """Validate and enqueue one request; see Orchestrator."""
         with self._choosing:
-            member = min(self._members, key=lambda item: (not item.orchestrator.is_healthy, item.open_requests))
+            member = min(self._members, key=_Member.order)
             counted = member.count(reply)
         member.orchestrator.submit(inputs, parameters, counted)
 
@@ -52,11 +52,16 @@ class SharedDoor:
 class _Member:
     def __init__(self, orchestrator: Orchestrator) -> None:
         self.orchestrator = orchestrator
-        self.open_requests = 0
+        self.open_requests = self._given = 0
         self._counting = threading.Lock()
+
+    def order(self) -> tuple[bool, int, int]:
+        """The least gets the next request."""
+        return not self.orchestrator.is_healthy, self.open_requests, self._given
 
     def count(self, reply: ReplyPort) -> ReplyPort:
         """The same reply, counted until it ends."""
+        self._given += 1
         self._change(1)
         return _CountedReply(reply, lambda: self._change(-1))
 
