@@ -89,7 +89,7 @@ class Results:
         return _last(target, self.named(name))
 
     def measured(self, target: Target) -> float | None:
-        """A target's figure as the server with its stages and GPUs has it."""
+        """A target's figure as the server with its stages, GPUs and pipelines has it."""
         wanted = (target.stages, target.gpus, target.pipelines)
         return _last(target, (arm for arm in self.named(SERVER) if (arm.stages, arm.gpus, arm.pipelines) == wanted))
 

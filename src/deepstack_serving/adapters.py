@@ -120,8 +120,7 @@ class OrchestratorModel:
         settings, pipelines = load_settings(), Pipelines.parse(bridge.parameters_of(model_config))
         use_one_cpu_thread()
         self._door = SharedDoor(
-            Orchestrator(settings, bridge.TritonStagePort(encoder), stages)
-            for encoder, stages in zip(pipelines.encoders, pipelines.languages, strict=True)
+            Orchestrator(settings, bridge.TritonStagePort(encoder), stages) for encoder, stages in pipelines.members
         )
         self._gauges = bridge.Gauges(METRICS, COUNTERS)
         self._closing = threading.Event()

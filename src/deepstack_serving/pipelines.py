@@ -52,10 +52,14 @@ class Pipelines:
         return tuple(tuple(self._named(name, number) for name in self.stages) for number in range(self.count))
 
     @property
+    def members(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """Vision encoder and language stages of each pipeline."""
+        return tuple(zip(self.encoders, self.languages, strict=True))
+
+    @property
     def models(self) -> tuple[str, ...]:
         """All models of the repository."""
-        pipelines = zip(self.encoders, self.languages, strict=True)
-        return (*(name for encoder, stages in pipelines for name in (encoder, *stages)), ORCHESTRATOR)
+        return (*(name for encoder, stages in self.members for name in (encoder, *stages)), ORCHESTRATOR)
 
     def place_of(self, stage: str) -> tuple[int, int]:
         """(pipeline, index) of a language stage. Raises SettingsError for a name that is none."""

@@ -60,7 +60,7 @@ def _devices(pipelines: Pipelines) -> str:
     next one on, so that every GPU has as much to do.
     """
     placed = []
-    for number, (encoder, stages) in enumerate(zip(pipelines.encoders, pipelines.languages, strict=True)):
+    for number, (encoder, stages) in enumerate(pipelines.members):
         gpus = [(number + index) % max(len(stages), pipelines.count) for index in range(len(stages))]
         placed += [f"{name}=cuda:{gpu}" for name, gpu in zip((encoder, *stages), (gpus[0], *gpus), strict=True)]
     return ",".join(placed)

@@ -143,7 +143,7 @@ class VisionStage:
                 inputs = self._processing.assemble([item.picture for item in group], self.device, self._dtype)
                 images = self._encode(inputs, inputs[IMAGE_GRID.name], self._processing.token_counts(inputs))
                 fresh |= {item.number: image for item, image in zip(group, images, strict=True)}
-        self._decoding.expect(file for file in later if (key := self._key(file)) not in keys and key not in self._cache)
+        self._decoding.expect(file for file in later if file not in files and self._key(file) not in self._cache)
         _check_finite(list(fresh.values()))
         for key, number in missing.items():
             found[key] = fresh[number]
