@@ -12,9 +12,10 @@ from tests.support.local import Change, LocalServer, keep, local_settings
 
 
 def served(
-    checkpoint: Path, execution: str, stages: int = 2, change: Change = keep, layers: str = "off"
+    checkpoint: Path, execution: str, stages: int = 2, change: Change = keep, layers: str = "off", dtype: str = "auto"
 ) -> LocalServer:
-    settings = local_settings(checkpoint, device="cuda:0", execution=execution, compile=layers, **SIZES)
+    chosen = {"execution": execution, "compile": layers, "dtype": dtype}
+    settings = local_settings(checkpoint, device="cuda:0", **chosen, **SIZES)
     return LocalServer(settings, stages, change, held=True)
 
 
