@@ -28,7 +28,8 @@ def test_compiled_layers_agree_with_plain_ones(checkpoint: Path, layers: str) ->
 @pytest.mark.parametrize("layers", ["layers", "autotune"])
 def test_compiled_layers_round_little_more_than_plain_ones(bf16_checkpoint: Path, layers: str) -> None:
     answers = []
-    for execution, compiled, dtype in (("graph", layers, "auto"), ("eager", "off", "auto"), ("eager", "off", "float32")):
+    ways = (("graph", layers, "auto"), ("eager", "off", "auto"), ("eager", "off", "float32"))
+    for execution, compiled, dtype in ways:
         with served(bf16_checkpoint, execution, layers=compiled, dtype=dtype) as server:
             answers.append(ask_alone(server, MIXED))
     mine, plain, exact = answers
