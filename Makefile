@@ -13,13 +13,15 @@ TOOL ?= perf_analyzer
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PERF_ANALYZER := build/bench/perf_analyzer
-DEMO_ENVIRONMENT := DEEPSTACK_CHECKPOINT=$(CHECKPOINT)
+# A settings file names its own checkpoint, unless another one is asked for.
+IS_DEFAULT := $(if $(FAMILY)$(DEEPSTACK_CHECKPOINT)$(filter-out file,$(origin CHECKPOINT)),,yes)
+SERVE_ENVIRONMENT := $(if $(and $(DEEPSTACK_SETTINGS_FILE),$(IS_DEFAULT)),,DEEPSTACK_CHECKPOINT=$(CHECKPOINT))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test check format bench perf audit evaluate clean
+.PHONY: help setup demo serve test test-gpu check format bench perf audit evaluate clean
 
 help:  ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED)  ## Make the virtual environment and install everything into it
 
@@ -38,10 +40,13 @@ $(PERF_ANALYZER): | $(INSTALLED)
 	@timeout 120 $(BIN)/python -m bench.tools 2>/dev/null || echo "not to be had here: serving without it (make perf says why)"
 
 serve: $(INSTALLED) $(PERF_ANALYZER)  ## Serve CHECKPOINT until Ctrl-C, and print commands to try
-	$(DEMO_ENVIRONMENT) $(BIN)/deepstack serve --example-image demo/pictures/example_1.png --example-question "What is the number?" --perf-analyzer $(PERF_ANALYZER)
+	$(SERVE_ENVIRONMENT) $(BIN)/deepstack serve --example-image demo/pictures/example_1.png --example-question "What is the number?" --perf-analyzer $(PERF_ANALYZER)
 
 test: $(INSTALLED)  ## Run the CPU test suite
 	$(BIN)/python -m pytest
+
+test-gpu: $(INSTALLED)  ## Run the tests that need a GPU
+	$(BIN)/python -m pytest tests/gpu -vv
 
 check: $(INSTALLED)  ## Lint, types and the rules of the project's own structure
 	$(BIN)/ruff check .

@@ -29,3 +29,11 @@ def test_checkpoint_of_the_environment_is_taken(target: str) -> None:
 
 def test_command_line_wins_over_the_environment() -> None:
     assert "/models/y" in commands("serve", "CHECKPOINT=/models/y", DEEPSTACK_CHECKPOINT="/models/x")
+
+
+def test_a_settings_file_keeps_its_checkpoint_unless_another_one_is_asked_for() -> None:
+    file = {"DEEPSTACK_SETTINGS_FILE": "/settings.toml"}
+    assert "DEEPSTACK_CHECKPOINT" not in commands("serve", **file)
+    assert "DEEPSTACK_CHECKPOINT=/models/x" in commands("serve", "CHECKPOINT=/models/x", **file)
+    assert "DEEPSTACK_CHECKPOINT=/models/x" in commands("serve", DEEPSTACK_CHECKPOINT="/models/x", **file)
+    assert f"DEEPSTACK_CHECKPOINT={DEMO}" in commands("serve", "FAMILY=qwen", **file)

@@ -1,4 +1,4 @@
-"""Tests that need a GPU: `python -m pytest tests/gpu`. Without one nothing here is collected.
+"""Tests that need a GPU: `make test-gpu`. Without one nothing here is collected.
 
 Those with a server take the one of the installed wheel, or an unpacked one: `--triton-home FOLDER`, which holds
 bin/tritonserver, libs and backends/python.
