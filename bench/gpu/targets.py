@@ -45,7 +45,7 @@ class Target:
             return "aim met"
         if self._reaches(measured, self.first):
             return "first target met"
-        return f"missed by {abs(measured / self.first - 1):.0%}"
+        return f"missed by {abs(measured / self.first - 1):.1%}"
 
     def _reaches(self, measured: float, wanted: float) -> bool:
         return measured >= wanted if self.higher else measured <= wanted

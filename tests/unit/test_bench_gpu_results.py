@@ -71,7 +71,13 @@ def test_a_folder_without_vllm_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("measured", "verdict"),
-    [(5.3, "aim met"), (6.5, "first target met"), (7.15, "missed by 10%"), (None, "not measured")],
+    [
+        (5.3, "aim met"),
+        (6.5, "first target met"),
+        (7.15, "missed by 10.0%"),
+        (6.51, "missed by 0.2%"),
+        (None, "not measured"),
+    ],
 )
 def test_verdict_of_a_time(measured: float | None, verdict: str) -> None:
     assert PER_TOKEN.verdict(measured) == verdict
@@ -82,7 +88,7 @@ def test_verdict_of_a_rate_is_the_other_way_round() -> None:
     assert (rate.verdict(3000), rate.verdict(1900), rate.verdict(950)) == (
         "aim met",
         "first target met",
-        "missed by 50%",
+        "missed by 50.0%",
     )
 
 
