@@ -5,7 +5,6 @@ In a graph they overlap as closely as they ever do; launched one by one from Pyt
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from transformers import AutoModel, Qwen3VLConfig, Qwen3VLMoeConfig
 
 from deepstack_serving.attention import ATTENTION, PagedLayer
 from deepstack_serving.execution.compiled import CompiledLayers
+from deepstack_serving.execution.recorder import CudaRecorder
 from deepstack_serving.families.qwen3_vl_experts import EXPERTS
 
 LAYERS, STEPS = 4, 200
@@ -68,25 +68,13 @@ class Stack:
         return hidden
 
 
-def replayed(step: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-    """A graph of the step, and what it writes."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(stream):
-        for _ in range(2):  # compiles and tunes
-            step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        output = step()
-    return graph.replay, output
-
-
 @pytest.mark.parametrize("name", WIDTHS)
 def test_replays_equal_kernels_launched_one_by_one(name: str) -> None:
     stack = Stack(name)
     seen = set()
     with torch.inference_mode():
-        replay, output = replayed(stack.step)
+        replay = CudaRecorder("cuda:0").record(lambda: {"hidden": stack.step()})
+        output = replay.output["hidden"]
         for seed in range(STEPS):
             torch.manual_seed(seed)
             stack.hidden.normal_()
